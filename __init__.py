@@ -1,0 +1,1 @@
+"""Agentic RL environments and an aligned rollout harness that implements REINFORCE Zero."""

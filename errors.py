@@ -1,0 +1,44 @@
+"""The failures that a person or the controller acts on; everything else is an ordinary exception.
+
+`ConfigError` says which file, key and value are wrong and what to write instead (exit code 2).
+`RunStopped` is a breaker's decision (exit code 3). `NonFinite` and `MissingLogprob` are never
+softened into a number: a token without a finite log-probability cannot be trained on.
+"""
+
+from __future__ import annotations
+
+
+class RzError(Exception):
+    """Base of every error that rz-agent raises on purpose."""
+
+    exit_code = 1
+
+
+class ConfigError(RzError):
+    """A recipe, flag or file says something that cannot be run.
+
+    >>> print(ConfigError(source="r.toml", key="max_lag", value=65, remedy="Use 0 to 64."))
+    r.toml: max_lag = 65
+      Use 0 to 64.
+    """
+
+    exit_code = 2
+
+    def __init__(self, *, source: str, key: str, value: object, remedy: str, why: str = "") -> None:
+        self.source, self.key, self.value, self.remedy, self.why = source, key, value, remedy, why
+        reason = f" {why}" if why else ""
+        super().__init__(f"{source}: {key} = {value!r}{reason}\n  {remedy}")
+
+
+class RunStopped(RzError):
+    """A breaker ended the run: infrastructure failures, an audit difference, a non-finite number."""
+
+    exit_code = 3
+
+
+class NonFinite(RunStopped):
+    """A NaN or infinite number where a finite one is owed; the message names its place."""
+
+
+class MissingLogprob(RunStopped):
+    """The engine returned a sampled token without its log-probability."""

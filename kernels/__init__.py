@@ -1,0 +1,39 @@
+"""The arithmetic that rollout and learner share; see operations.py.
+
+operations("aligned", device="cpu") -> Operations
+"""
+
+from __future__ import annotations
+
+from ..errors import ConfigError
+from .operations import Operations, OperationsName, Packed
+
+__all__ = ["Operations", "OperationsName", "Packed", "operations"]
+
+
+def operations(name: OperationsName, device: str = "cpu") -> Operations:
+    """The implementation of a name on a device ("cpu" or "cuda[:n]").
+
+    Raises ConfigError for an unknown name, and for "aligned" where the device has no such kernels.
+    """
+    from .reference import Reference, Standard
+
+    if name == "reference":
+        return Reference()
+    if name == "standard":
+        return Standard()
+    if name != "aligned":
+        raise ConfigError(
+            source="kernels", key="name", value=name, remedy='Use "aligned", "standard" or "reference".'
+        )
+    if device != "cpu":
+        raise ConfigError(
+            source="kernels",
+            key="device",
+            value=device,
+            why="has no aligned kernels.",
+            remedy='Use device = "cpu", or kernels = "standard".',
+        )
+    from .cpu import AlignedCpu
+
+    return AlignedCpu()

@@ -39,10 +39,10 @@ class Operations(Protocol):
     @property
     def name(self) -> OperationsName: ...
 
-    def contract(self, dtype: dtype) -> str:
-        """Hash of every choice that can change a bit: operation names, instruction set, versions, dtype rules.
+    def contract(self) -> str:
+        """Name and hash of every choice that can change a bit: operations, instruction set, versions, dtype rules.
 
-        Two processes whose contracts for a dtype are equal compute equal bits; others are never compared.
+        Processes whose "aligned" contracts are equal compute equal bits for equal inputs of one dtype.
         """
         ...
 
@@ -54,7 +54,8 @@ class Operations(Protocol):
         """x [T, K] times weight [N, K] transposed: [T, N] in the dtype of x.
 
         The forward reads `packed`, the backward `weight` (which may be a float32 master: it is rounded to the
-        dtype of x and receives its gradient straight through, in its own dtype).
+        dtype of x and receives its gradient straight through, in its own dtype). Merged weights (q, k and v;
+        gate and up) are multiplied merged, as the engine does. A bias is added by the caller, after.
         """
         ...
 

@@ -1,0 +1,34 @@
+"""What is said in an episode: messages, and the observation that carries the new ones.
+
+Invariant: an observation holds only what is new since the last action (at reset: the whole prompt), so
+whoever renders it appends and never rewrites. Plain dictionaries of strings: they travel through JSON,
+pickle and Gymnasium's vector environments unchanged.
+"""
+
+from __future__ import annotations
+
+from typing import Literal, NotRequired
+
+from typing_extensions import TypedDict
+
+Role = Literal["system", "user", "assistant", "tool"]
+
+
+class Message(TypedDict):
+    """One message. `name` is the tool that answered; `tool_calls` are those of an assistant's turn.
+
+    >>> Message(role="tool", name="python", content="42")["content"]
+    '42'
+    """
+
+    role: Role
+    content: str
+    name: NotRequired[str]
+    tool_calls: NotRequired[list[dict[str, object]]]
+
+
+class Observation(TypedDict):
+    """What the policy is shown next: the new messages, and the new images as PNG files in order."""
+
+    messages: tuple[Message, ...]
+    images: tuple[bytes, ...]

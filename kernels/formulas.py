@@ -1,0 +1,65 @@
+"""The operations whose textbook formula, in plain torch, is already what the engine computes.
+
+Shared by every implementation: on a CPU vLLM itself runs these formulas, so there is one text for both sides and
+autograd supplies the backward. Every sum runs over a whole row in one order, hence a row's bits depend on that
+row alone. Nothing waits.
+"""
+
+from __future__ import annotations
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+
+def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
+    """Root-mean-square norm (Zhang and Sennrich 2019): mean in float32 (or wider), weight applied after rounding."""
+    wide = x.to(torch.promote_types(x.dtype, torch.float32))
+    return _scaled(wide, weight.to(x.dtype), eps)
+
+
+def add_rms_norm(x: Tensor, residual: Tensor, weight: Tensor, eps: float) -> tuple[Tensor, Tensor]:
+    """(norm of the unrounded sum, the sum rounded to the dtype of x)."""
+    wide = torch.promote_types(x.dtype, torch.float32)
+    total = x.to(wide) + residual.to(wide)
+    return _scaled(total, weight.to(x.dtype), eps), total.to(x.dtype)
+
+
+def _scaled(wide: Tensor, weight: Tensor, eps: float) -> Tensor:
+    variance = wide.pow(2).mean(dim=-1, keepdim=True)
+    return (wide * torch.rsqrt(variance + eps)).to(weight.dtype) * weight
+
+
+def rotary_table(head_dim: int, base: float, max_positions: int, dtype: torch.dtype) -> Tensor:
+    """[max_positions, head_dim] cosines then sines of position * base^(-2i/head_dim) (Su et al. 2021).
+
+    Angles are computed in float32, as the engine does, also where the table is then widened.
+    """
+    frequencies = 1.0 / (base ** (torch.arange(0, head_dim, 2, dtype=torch.float32) / head_dim))
+    angles = torch.einsum("i,j -> ij", torch.arange(max_positions, dtype=torch.float32), frequencies)
+    return torch.cat((angles.cos(), angles.sin()), dim=-1).to(dtype)
+
+
+def rotate(x: Tensor, positions: Tensor, table: Tensor) -> Tensor:
+    """Rotate the halves of x [T, H, D] by the angles of positions [T]; arithmetic in float32 or wider."""
+    wide = torch.promote_types(x.dtype, torch.float32)
+    cos, sin = table[positions].to(wide).unsqueeze(1).chunk(2, dim=-1)
+    first, second = x.to(wide).chunk(2, dim=-1)
+    return torch.cat((first * cos - second * sin, second * cos + first * sin), dim=-1).to(x.dtype)
+
+
+def silu_and_mul(gate_up: Tensor) -> Tensor:
+    """[T, 2F] -> [T, F]: silu of the first half times the second half (Shazeer 2020)."""
+    half = gate_up.shape[-1] // 2
+    return F.silu(gate_up[..., :half]) * gate_up[..., half:]
+
+
+def token_logprobs(logits: Tensor, ids: Tensor, temperature: float) -> Tensor:
+    """Log-softmax of logits [T, V] / temperature at ids [T], in float32 (float64 where the logits are)."""
+    if not temperature > 0:
+        raise ValueError(f"temperature = {temperature}: a log-probability needs a temperature above 0")
+    wide = torch.promote_types(logits.dtype, torch.float32)
+    # A tensor and not a number: the engine divides by a float32 tensor, and 0.7 rounds on the way there.
+    divisor = torch.tensor(temperature, dtype=torch.float32, device=logits.device).to(wide)
+    logprobs = logits.to(wide).div(divisor).log_softmax(dim=-1)
+    return logprobs.gather(-1, ids.unsqueeze(-1)).squeeze(-1)

@@ -1,0 +1,27 @@
+"""What an engine of ours tells the plugin, inside vLLM's own configuration.
+
+`VllmConfig.additional_config["rz_agent"]` is the switch: vLLM carries it, pickled with the rest of its configuration,
+into every process it starts, so nothing depends on environment variables and two engines of one process may differ.
+An engine without the entry is not ours, and every function of the plugin passes through to vLLM's own.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Literal, cast
+
+KernelsName = Literal["aligned", "standard"]
+
+_KEY = "rz_agent"
+
+
+def additional_config(kernels: KernelsName) -> dict[str, Any]:
+    """The entry to pass as `additional_config` when an engine is built."""
+    return {_KEY: {"kernels": kernels}}
+
+
+def kernels_of(vllm_config: Any) -> KernelsName | None:
+    """What the engine of this configuration asked for; None where it is not ours."""
+    extra = vllm_config.additional_config
+    if not isinstance(extra, dict) or _KEY not in extra:
+        return None
+    return cast(KernelsName, extra[_KEY]["kernels"])

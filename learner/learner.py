@@ -1,0 +1,215 @@
+"""The learner: takes whole groups, makes one update, gives out weights, and scores tokens at any version.
+
+    train(groups)              one update: version k -> k + 1
+    weights()                  the present weights in Hugging Face names, as the engine serves them
+    score(segments, weights)   log-probabilities of recorded tokens, at the present or another version's
+    weights
+    save / load / export       checkpoint for an exact resume; model folder for everyone else
+
+Invariants: `version` is the number of finished updates; a failed update (a ratio that is not finite, a
+token from the future) changes neither weights nor optimizer state nor version; scoring changes nothing; the
+same batch on the same state gives the same weights, bit for bit. With several ranks every rank makes the
+same calls with the same arguments and gets the same results. The learner waits for nobody.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from megatron.core.pipeline_parallel import get_forward_backward_func
+from torch import Tensor
+
+from ..errors import ConfigError
+from ..kernels import operations as kernel_operations
+from ..kernels.operations import Operations
+from ..trajectory import Float32, Group, Segment
+from . import loss
+from .batch import Batch
+from .diagnostics import Metrics, episode_figures, lag_figures, ratio_figures
+from .learner_config import LearnerConfig
+from .megatron import checkpoint, hugging_face
+from .megatron.architecture import Architecture
+from .megatron.device import device, megatron_device
+from .megatron.model import PolicyModel
+from .megatron.optimizer import PolicyOptimizer
+from .megatron.parallel import initialize, sum_over_stages_and_replicas
+from .packing import MicroBatch, pack
+
+
+class Learner:
+    """One rank of the learner; alone in its process without torchrun."""
+
+    def __init__(
+        self, model_dir: Path | str, config: LearnerConfig, operations: Operations | None = None
+    ) -> None:
+        """Load a Hugging Face folder. Raises ConfigError for models or splits that cannot be trained.
+
+        operations  None: those that `config.kernels` names, on this machine's device
+        """
+        if config.threads is not None:
+            torch.set_num_threads(config.threads)
+        self.model_dir, self.config = Path(model_dir), config
+        self.operations = operations or kernel_operations(config.kernels, device().type)
+        if self.operations.name != config.kernels:
+            raise ConfigError(
+                source="recipe",
+                key="learner.kernels",
+                value=config.kernels,
+                why=f"but the operations given are {self.operations.name!r}",
+                remedy="Name the operations that are used.",
+            )
+        self.version = 0
+        parallel = initialize(
+            tensor=config.tensor_parallel, pipeline=config.pipeline_parallel, seed=config.seed
+        )
+        self.parallel = parallel
+        dtype = getattr(torch, config.dtype)
+        self.model = PolicyModel(Architecture.read(self.model_dir), self.operations, dtype, parallel)
+        self.model.load(hugging_face.FolderTensors(self.model_dir))
+        self.optimizer = PolicyOptimizer(self.model, config)
+
+    @property
+    def contract(self) -> str:
+        """Hash of the kernels, as the engine's segments carry it."""
+        return self.operations.contract()
+
+    def train(self, groups: Sequence[Group]) -> Metrics:
+        """One update on whole groups; returns the figures that the learner can know.
+
+        A batch without any action token has no gradient: the weights stay, the version still advances.
+        Raises NonFinite and FutureToken, having changed nothing.
+        """
+        started = time.perf_counter()
+        batch = Batch.of(groups)
+        figures: Metrics = {**episode_figures(groups), **lag_figures(batch.policy_version, self.version)}
+        figures["lr"] = self.optimizer.rate(self.version)
+        if batch.responses:
+            self.optimizer.zero_gradients()
+            logprobs = self._run(batch, training=True)
+            figures |= self._judge(batch, logprobs)
+            with megatron_device():
+                figures["grad_norm"] = self.optimizer.step()
+        self.version += 1
+        figures["update"] = figures["policy_version"] = float(self.version)
+        figures["time/train_s"] = time.perf_counter() - started
+        return figures
+
+    def _judge(self, batch: Batch, logprobs: Tensor) -> Metrics:
+        """Loss and ratio figures of the batch; raises NonFinite before anything is updated."""
+        behaviour, coefficients = torch.tensor(batch.behaviour_logprobs), torch.tensor(batch.coefficients)
+        loss.require_finite(logprobs, behaviour, batch.locate)
+        value = loss.policy_loss(
+            logprobs, behaviour, coefficients, importance_sampling=self.config.importance_sampling
+        )
+        return {"loss": float(value), **ratio_figures(logprobs - behaviour)}
+
+    def score(
+        self, segments: Sequence[Segment], weights: Mapping[str, Tensor] | None = None
+    ) -> list[Float32]:
+        """float32[T] for each segment: log-probability of its action tokens at its temperature, NaN
+        elsewhere.
+
+        With aligned kernels and the weights of the version that sampled a token, the very bits the engine
+        recorded.
+        weights  Hugging Face tensors of another version; None for the present ones
+        """
+        batch = Batch.of_segments(segments)
+        if weights is None:
+            logprobs = self._run(batch, training=False)
+        else:
+            with self.model.holding(weights):
+                logprobs = self._run(batch, training=False)
+        found = [np.full(len(segment), np.nan, dtype=np.float32) for segment in segments]
+        parts = np.split(logprobs.numpy(), np.cumsum([segment.num_actions for segment in segments])[:-1])
+        for column, segment, part in zip(found, segments, parts if segments else [], strict=True):
+            column[segment.action_mask] = part
+        return found
+
+    def _run(self, batch: Batch, *, training: bool) -> Tensor:
+        """log pi of the N action tokens in flat order, float32[N] on the CPU; training leaves gradients."""
+        shares = pack(batch.pieces, self.config.micro_batch_tokens, self.parallel.data)
+        work = shares[self.parallel.data_rank]
+        schedule = get_forward_backward_func()
+        with megatron_device(), torch.set_grad_enabled(training):
+            outputs = schedule(
+                forward_step_func=self._forward_step,
+                data_iterator=iter(work),
+                model=[self.optimizer.replica if training else self.model.module],
+                num_microbatches=len(work),
+                seq_length=self.config.micro_batch_tokens,
+                micro_batch_size=1,
+                forward_only=not training,
+            )
+        flat = torch.zeros(len(batch), dtype=torch.float32)
+        if self.parallel.last_stage:
+            for held, logprobs in zip(work, outputs, strict=True):
+                real = held.flat >= 0
+                flat[torch.from_numpy(held.flat[real])] = logprobs.cpu()[torch.from_numpy(real)]
+        return sum_over_stages_and_replicas(flat.to(device())).cpu()
+
+    def _forward_step(self, work: Iterator[MicroBatch], module: Any) -> tuple[Tensor, Any]:
+        """Megatron's callback for one micro-batch: its output, and how to make a loss of it."""
+        batch = next(work)
+        output = self.model.log_probabilities(batch, module)
+
+        def loss_of(logprobs: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+            value = loss.policy_loss(
+                logprobs,
+                torch.from_numpy(batch.behaviour_logprobs).to(logprobs.device),
+                torch.from_numpy(batch.coefficients).to(logprobs.device),
+                importance_sampling=self.config.importance_sampling,
+            )
+            return value, torch.zeros((), dtype=torch.int), logprobs.detach()
+
+        return output, loss_of
+
+    def weights(self) -> dict[str, Tensor]:
+        """Copies of the present weights in Hugging Face names and the served dtype. Every rank calls it."""
+        return self.model.tensors()
+
+    def save(self, directory: Path | str) -> None:
+        """Write a checkpoint from which `load` continues bit for bit; atomic. Every rank calls it."""
+        kept = {
+            "version": self.version,
+            "contract": self.contract,
+            "dtype": self.config.dtype,
+            "architecture": dataclasses.asdict(self.model.architecture),
+            "config": self.config.model_dump(mode="json"),
+        }
+        checkpoint.save(Path(directory), self.model, self.optimizer, kept)
+
+    def load(self, directory: Path | str, *, exact: bool = True) -> None:
+        """Continue from a checkpoint, written on this or another split. Every rank calls it.
+
+        exact  refuse a checkpoint of other kernels, whose continuation could not be bit for bit
+        Raises ConfigError for another model, other kernels, or an incomplete checkpoint.
+        """
+        facts = checkpoint.facts(Path(directory))
+        for key, present in (
+            ("architecture", dataclasses.asdict(self.model.architecture)),
+            ("dtype", self.config.dtype),
+            *((("contract", self.contract),) if exact else ()),
+        ):
+            if facts[key] != present:
+                raise ConfigError(
+                    source=str(directory),
+                    key=key,
+                    value=facts[key],
+                    why=f"but the learner has {present!r}",
+                    remedy="Use the model and kernels that wrote it, or exact=False for its weights.",
+                )
+        checkpoint.load(Path(directory), self.model, self.optimizer)
+        self.version = facts["version"]
+
+    def export(self, directory: Path | str) -> None:
+        """Write a Hugging Face folder with the present weights. Every rank calls it; the first one writes."""
+        tensors = self.weights()
+        if torch.distributed.get_rank() == 0:
+            hugging_face.export(self.model_dir, Path(directory), tensors)
+        torch.distributed.barrier()

@@ -1,0 +1,106 @@
+#!/usr/bin/env bash
+# Make a virtual environment that holds exactly the locked packages and this checkout, editable.
+#
+#   requirements/install.sh [cpu|cuda] [--venv DIR] [--with dev] [--with smollm2] [--python PATH]
+#
+# Does nothing when the environment already matches the lock files (a stamp keeps their hash).
+# System packages are installed with apt-get when that is possible, else the command to run is printed.
+set -euo pipefail
+
+root=$(cd "$(dirname "$0")/.." && pwd)
+venv=$root/.venv python="" locks=(cpu)
+while (($#)); do
+  case $1 in
+    cpu | cuda) locks[0]=$1 ;;
+    --venv) venv=$2; shift ;;
+    --with) locks+=("$2"); shift ;;
+    --python) python=$2; shift ;;
+    -h | --help) sed -n '2,7s/^# \{0,1\}//p' "$0"; exit 0 ;;
+    *) echo "install.sh: unknown argument '$1'; see --help" >&2; exit 2 ;;
+  esac
+  shift
+done
+for lock in "${locks[@]}"; do
+  [[ -f $root/requirements/$lock.lock ]] || { echo "install.sh: no lock file requirements/$lock.lock" >&2; exit 2; }
+done
+
+say() { printf '[%4d s] %s\n' "$SECONDS" "$*"; }
+files() { for lock in "${locks[@]}"; do echo "$root/requirements/$lock.lock"; done; }
+
+usable() { "$1" -c 'import sys; sys.exit(not (3, 11) <= sys.version_info[:2] <= (3, 13))' 2>/dev/null; }
+find_python() {
+  for candidate in ${python:-python3.11 python3 python3.12 python3.13}; do
+    if usable "$candidate"; then command -v "$candidate"; return; fi
+  done
+  echo "install.sh: Python 3.11, 3.12 or 3.13 is needed; install it or pass --python PATH" >&2
+  return 2
+}
+
+# Prints the Debian packages that are missing: one line of names, empty when there are none.
+missing_packages() {
+  local need=()
+  command -v bwrap >/dev/null || need+=(bubblewrap)
+  command -v cc >/dev/null || need+=(gcc libc6-dev)
+  "$1" -c 'import ensurepip, venv' 2>/dev/null || need+=(python3-venv)
+  "$1" -c 'import os, sys, sysconfig
+sys.exit(not os.path.exists(sysconfig.get_path("include") + "/Python.h"))' || need+=(python3-dev)
+  "$1" -c 'import ctypes; ctypes.CDLL("libnuma.so.1")' 2>/dev/null || need+=(libnuma1)
+  "$1" -c 'import ctypes; ctypes.CDLL("libstdc++.so.6")' 2>/dev/null || need+=(libstdc++6)
+  echo "${need[*]}"
+}
+
+system_packages() {
+  local need; need=$(missing_packages "$1")
+  [[ -z $need ]] && return
+  if [[ $(id -u) == 0 ]] && command -v apt-get >/dev/null; then
+    say "system packages: $need"
+    apt-get update -qq >"$log" 2>&1 || true  # an unreachable third-party source must not stop us
+    # shellcheck disable=SC2086 # a list of words
+    DEBIAN_FRONTEND=noninteractive apt-get install -y -qq --no-install-recommends $need >>"$log" 2>&1 ||
+      { tail -n 20 "$log" >&2; return 1; }
+  else
+    echo "install.sh: these system packages are missing; install them, then run this again:" >&2
+    echo "  sudo apt-get install -y $need" >&2
+    return 2
+  fi
+}
+
+# pip's chatter goes to the log; one line for every 25 packages tells that it moves.
+pip_install() {
+  local total; total=$(cat $(files) | grep -c '==')
+  "$venv/bin/python" -m pip install --no-input --no-deps --no-compile --progress-bar off \
+    --disable-pip-version-check --ignore-requires-python "$@" 2>&1 | tee "$log" |
+    awk -v total="$total" '/^Collecting/ && ++n % 25 == 0 { printf "         %d of %d: %s\n", n, total, $2; fflush() }
+                           /^Installing collected/ { print "         unpacking"; fflush() }'
+  return "${PIPESTATUS[0]}"
+}
+
+locked_packages() {
+  local requirements=(); for file in $(files); do requirements+=(-r "$file"); done
+  pip_install "${requirements[@]}" && return
+  if grep -q 'No matching distribution found for torch==.*+cpu' "$log"; then
+    say "the package index has no CPU build of torch: asking PyTorch's own"
+    pip_install "${requirements[@]}" --extra-index-url https://download.pytorch.org/whl/cpu && return
+  fi
+  grep -E '^ERROR|error:' "$log" >&2 || tail -n 20 "$log" >&2
+  echo "install.sh: pip failed; all it said is in $log" >&2
+  return 1
+}
+
+log=$(mktemp "${TMPDIR:-/tmp}/rz-agent-install.XXXXXX")
+interpreter=$(find_python)
+stamp=$venv/rz-agent-$({ cat $(files) "$root/pyproject.toml" "$0"; echo "$root" "$interpreter"; } | sha256sum | cut -c1-16)
+if [[ -e $stamp && -z $(missing_packages "$interpreter") ]]; then
+  rm -f "$log"; exit 0
+fi
+
+say "$("$interpreter" --version) at $interpreter"
+system_packages "$interpreter"
+[[ -x $venv/bin/python ]] || { say "virtual environment $venv"; "$interpreter" -m venv "$venv"; }
+say "locked packages: ${locks[*]} (about 1.3 GB to fetch, 3.5 GB on disk)"
+locked_packages
+say "this checkout, editable"
+"$venv/bin/python" -m pip install --no-input --no-deps --no-build-isolation --disable-pip-version-check -q -e "$root" \
+  >"$log" 2>&1 || { tail -n 20 "$log" >&2; exit 1; }
+rm -f "$venv"/rz-agent-* "$log"; touch "$stamp"
+say "installed in $venv"

@@ -1,0 +1,260 @@
+"""Keeps episodes in flight and hands whole batches to the learner.
+
+    scheduler --ticket--> dispatcher --task, index--> EpisodeRunner --Trajectory--> journal --> scheduler
+
+Invariants: every admitted episode reaches the journal exactly once, also when it failed; the
+scheduler hears of an episode only after the journal holds it; an episode's task and seeds are pure
+functions of the run's seed, its position and its index, so a restarted episode asks the same.
+
+Who waits: `run` waits for room (in-flight episodes, the lag certificate) and is woken by a finished
+episode, a finished update or an acknowledged version. `next_batch` waits for the scheduler to have
+one. Neither waits for the other. A failure of any episode coroutine that is not the episode's own
+outcome (a broken journal, a dead engine, a missing log-probability) ends `run` and so the run.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import time
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import dataclass
+
+from ..envs.task import Task
+from ..errors import RunStopped
+from ..journal import GroupProgress, GroupRecord, Journal
+from ..trajectory import Trajectory
+from .scheduler import Scheduler
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EpisodeRequest:
+    """One episode to run. `seed` and `episode_id` depend on the run's seed, position and index only."""
+
+    task: Task
+    group_id: str
+    episode_id: str
+    index: int
+    seed: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Signals:
+    """What an episode tells while it runs: it is about to send its first request; it has a token."""
+
+    first_request: Callable[[], None]
+    first_token: Callable[[], None]
+
+
+RunEpisode = Callable[[EpisodeRequest, Signals], Awaitable[Trajectory]]
+TaskAt = Callable[[int], Task]
+
+
+def seed_of(*parts: object) -> int:
+    """A 63-bit seed from the parts' text: the same parts, the same seed, on every machine.
+
+    >>> seed_of(0, "g000001", 3) == seed_of(0, "g000001", 3)
+    True
+    """
+    text = "\x1f".join(str(part) for part in parts)
+    return int.from_bytes(hashlib.blake2b(text.encode(), digest_size=8).digest(), "big") >> 1
+
+
+@dataclass(slots=True)
+class _OpenGroup:
+    """Episodes of a running group that are still missing, and its oldest token so far."""
+
+    missing: int
+    oldest_version: int | None
+    requested: bool = False
+    sampled: bool = False
+
+
+@dataclass(slots=True)
+class Tally:
+    """What the rollout side did since it was last asked: for the figures of one update."""
+
+    episodes: int = 0
+    tokens: int = 0
+    masked: int = 0
+    prompt_tokens: int = 0
+    cached_tokens: int = 0
+    idle_s: float = 0.0
+
+
+class InfraBreaker:
+    """Stops the run once the share of masked episodes among the last `window` passes `share`."""
+
+    def __init__(self, *, share: float, window: int = 100) -> None:
+        self._share, self._window = share, window
+        self._recent: list[bool] = []
+        self._last_reason = ""
+
+    def saw(self, trajectory: Trajectory) -> None:
+        """Raises RunStopped past the share; needs a full window, so a first hiccup stops nothing."""
+        self._recent = [*self._recent, trajectory.masked][-self._window :]
+        self._last_reason = trajectory.mask_reason or self._last_reason
+        failed = sum(self._recent)
+        if len(self._recent) == self._window and failed > self._share * self._window:
+            raise RunStopped(
+                f"{failed} of the last {self._window} episodes failed for infrastructure reasons, more than "
+                f"sandbox.infra_failed_share = {self._share}; the last one: {self._last_reason}"
+            )
+
+
+class Dispatcher:
+    """Runs groups of episodes for one training run. All methods belong to one event loop."""
+
+    def __init__(
+        self,
+        *,
+        scheduler: Scheduler,
+        journal: Journal,
+        run_episode: RunEpisode,
+        task_at: TaskAt,
+        group_size: int,
+        episodes_in_flight: int,
+        seed: int,
+        breaker: InfraBreaker,
+    ) -> None:
+        self._scheduler, self._journal = scheduler, journal
+        self._run_episode, self._task_at = run_episode, task_at
+        self._group_size, self._room, self._seed = group_size, episodes_in_flight, seed
+        self._breaker = breaker
+        self._changed = asyncio.Event()
+        self._open: dict[str, _OpenGroup] = {}
+        self._running: set[asyncio.Task[None]] = set()
+        self._tally = Tally()
+        self._idle_since: float | None = time.monotonic()
+
+    async def run(self, unfinished: Sequence[GroupProgress] = ()) -> None:
+        """Admit and run groups until the last update; first the `unfinished` ones of a resumed run."""
+        try:
+            async with asyncio.TaskGroup() as episodes:
+                for group in unfinished:
+                    self._start_group(episodes, group)
+                while not self._scheduler.done:
+                    if (record := await self._admit()) is None:
+                        await self._wait_for_change()
+                    else:
+                        self._start_group(episodes, GroupProgress(record=record, finished=frozenset(), oldest_version=None))
+        except BaseExceptionGroup as failures:
+            raise failures.exceptions[0] from None
+        finally:
+            self._changed.set()
+
+    async def next_batch(self) -> list[str] | None:
+        """Group ids that the next update trains on; None when all updates are made or the data ended."""
+        while not self._scheduler.done:
+            if batch := self._scheduler.next_batch():
+                return batch
+            await self._wait_for_change()
+        return None
+
+    def wake(self) -> None:
+        """Say that the scheduler's state changed: an update completed or a version was acknowledged."""
+        self._changed.set()
+
+    def take_tally(self) -> Tally:
+        """Figures since the last call."""
+        self._note_idle(idle=not self._running)
+        tally, self._tally = self._tally, Tally()
+        return tally
+
+    async def _wait_for_change(self) -> None:
+        # Two coroutines share the event. `set` wakes both even if one clears it at once, and neither
+        # awaits between its look at the state and this line, so no change is missed.
+        self._changed.clear()
+        await self._changed.wait()
+
+    async def _admit(self) -> GroupRecord | None:
+        in_flight = len(self._running)
+        if in_flight and in_flight + self._group_size > self._room:
+            return None
+        if (ticket := self._scheduler.admit()) is None:
+            return None
+        record = GroupRecord(
+            group_id=ticket.group_id,
+            task_id=self._task_at(ticket.position).id,
+            position=ticket.position,
+            size=self._group_size,
+            admitted_version=ticket.version,
+            planned_update=ticket.planned_update,
+        )
+        await self._journal.aadmit(record)
+        return record
+
+    def _start_group(self, episodes: asyncio.TaskGroup, group: GroupProgress) -> None:
+        record = group.record
+        missing = [index for index in range(record.size) if index not in group.finished]
+        self._open[record.group_id] = _OpenGroup(
+            missing=len(missing), oldest_version=group.oldest_version, sampled=bool(group.finished)
+        )
+        task = self._task_at(record.position)
+        for index in missing:
+            episode_id = f"{record.group_id}-{index}"
+            request = EpisodeRequest(
+                task=task,
+                group_id=record.group_id,
+                episode_id=episode_id,
+                index=index,
+                seed=seed_of(self._seed, episode_id),
+            )
+            running = episodes.create_task(self._run_one(request), name=episode_id)
+            self._running.add(running)
+            running.add_done_callback(self._ended)
+        self._note_idle(idle=False)
+
+    def _ended(self, running: asyncio.Task[None]) -> None:
+        self._running.discard(running)
+        self._note_idle(idle=not self._running)
+        self._changed.set()
+
+    async def _run_one(self, request: EpisodeRequest) -> None:
+        signals = Signals(
+            first_request=lambda: self._first_request(request.group_id),
+            first_token=lambda: self._first_token(request.group_id),
+        )
+        trajectory = await self._run_episode(request, signals)
+        await self._journal.afinish_episode(trajectory, request.index)
+        self._count(trajectory)
+        self._close_episode(trajectory)
+        self._breaker.saw(trajectory)
+
+    def _first_request(self, group_id: str) -> None:
+        group = self._open[group_id]
+        if not group.requested:
+            group.requested = True
+            self._scheduler.first_request(group_id)
+
+    def _first_token(self, group_id: str) -> None:
+        group = self._open[group_id]
+        if not group.sampled:
+            group.sampled = True
+            self._scheduler.first_token(group_id)
+            self._changed.set()
+
+    def _close_episode(self, trajectory: Trajectory) -> None:
+        group = self._open[trajectory.group_id]
+        group.missing -= 1
+        if not trajectory.masked and (version := trajectory.oldest_version) is not None:
+            oldest = group.oldest_version
+            group.oldest_version = version if oldest is None else min(oldest, version)
+        if not group.missing:
+            del self._open[trajectory.group_id]
+            self._scheduler.finish(trajectory.group_id, group.oldest_version)
+            self._changed.set()
+
+    def _count(self, trajectory: Trajectory) -> None:
+        tally = self._tally
+        tally.episodes += 1
+        tally.masked += trajectory.masked
+        tally.tokens += trajectory.num_actions
+        tally.prompt_tokens += int(trajectory.metrics.get("rollout/prompt_tokens", 0))
+        tally.cached_tokens += int(trajectory.metrics.get("rollout/cached_tokens", 0))
+
+    def _note_idle(self, *, idle: bool) -> None:
+        now = time.monotonic()
+        if self._idle_since is not None:
+            self._tally.idle_s += now - self._idle_since
+        self._idle_since = now if idle else None

@@ -1,0 +1,105 @@
+"""The tokens that structure a chat, and how text that merely spells one is kept from becoming one.
+
+    split(text)      -> pieces: a token of this table, or text between two of them
+    guard(text)      text of a tool, a user or a file, marked so that `split` finds no token in it
+    unguard(piece)   the same text without the marks
+
+A template is rendered from guarded text, so what `split` finds in the result was written by the
+template. Guarding breaks each spelling with a mark after its first character, a Unicode
+noncharacter that means nothing to a template's `strip`, `split` or `startswith`; also a spelling
+that only begins at the end of a text, because templates set texts side by side.
+
+Invariant: `unguard(guard(text)) == text` up to characters that are not text (`as_text`), and
+`split(guard(a) + guard(b))` yields no token for any texts a and b.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+
+MARK = "\ufdd0"
+"""Breaks the spelling of a token inside guarded text."""
+CUT = "\ufdd1"
+"""Stands in a rendered template where a sampled turn ends."""
+
+_NOT_TEXT = re.compile(f"[{MARK}{CUT}\ud800-\udfff]")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AddedToken:
+    """One entry of a tokenizer's `added_tokens`.
+
+    control  the tokenizer calls it special: it delimits turns. The others, such as `<tool_call>`
+             or `<think>`, are written inside turns by the policy itself.
+    lstrip, rstrip  the token swallows white space on that side
+    """
+
+    id: int
+    content: str
+    control: bool
+    lstrip: bool = False
+    rstrip: bool = False
+
+
+def as_text(text: str) -> str:
+    """`text` with lone surrogates and our two marks, none of which is text, as U+FFFD."""
+    return text if text.isascii() else _NOT_TEXT.sub("\ufffd", text)
+
+
+class SpecialTokens:
+    """The added tokens of one tokenizer, found as the tokenizer finds them: leftmost, then longest."""
+
+    def __init__(self, tokens: Mapping[str, AddedToken]) -> None:
+        self.tokens = dict(tokens)
+        self.ids = frozenset(token.id for token in self.tokens.values())
+        self._longest_first = sorted(self.tokens.values(), key=lambda token: -len(token.content))
+        self._split = _finder(self._longest_first)
+        self._guard_all = _breaker(list(self.tokens))
+        self._guard_control = _breaker([t.content for t in self.tokens.values() if t.control])
+
+    def guard(self, text: str, *, authored: bool = False) -> str:
+        """Mark `text` so that it spells no token.
+
+        authored  by the policy or the task's author: only control tokens are broken, because
+                  such a text may rightly contain `<tool_call>`
+        """
+        pattern = self._guard_control if authored else self._guard_all
+        return pattern.sub(rf"\g<0>{MARK}", as_text(text)) if pattern else as_text(text)
+
+    def unguard(self, piece: str) -> str:
+        return piece.replace(MARK, "")
+
+    def split(self, text: str) -> Iterator[tuple[int | None, str]]:
+        """(id, spelling) of each token and (None, text) of each non-empty text between, in order."""
+        start = 0
+        for match in self._split.finditer(text) if self._split else ():
+            if match.start() > start:
+                yield None, text[start : match.start()]
+            yield self._longest_first[(match.lastindex or 1) - 1].id, match[0]
+            start = match.end()
+        if start < len(text):
+            yield None, text[start:]
+
+
+def _finder(tokens: list[AddedToken]) -> re.Pattern[str] | None:
+    """One group a token, in the order given: of two that start together the first listed wins."""
+
+    def spelling(token: AddedToken) -> str:
+        left, right = r"\s*" if token.lstrip else "", r"\s*" if token.rstrip else ""
+        return f"{left}({re.escape(token.content)}){right}"
+
+    return re.compile("|".join(map(spelling, tokens))) if tokens else None
+
+
+def _breaker(spellings: list[str]) -> re.Pattern[str] | None:
+    """Matches the first character of each place where a spelling stands, or begins at the end."""
+    rests: dict[str, set[str]] = {}
+    for spelling in spellings:
+        whole = rests.setdefault(spelling[0], set())
+        whole.add(re.escape(spelling[1:]))
+        # A template may strip a text, so white space after an unfinished spelling does not end it.
+        whole.update(re.escape(spelling[1:end]) + r"\s*\Z" for end in range(1, len(spelling)))
+    by_first = (f"{re.escape(first)}(?={'|'.join(sorted(rest))})" for first, rest in sorted(rests.items()))
+    return re.compile("|".join(by_first)) if spellings else None

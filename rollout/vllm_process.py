@@ -1,0 +1,38 @@
+"""What vLLM changes in the process that builds an engine, undone once the engine stands.
+
+Building an engine seeds Python's, NumPy's and torch's global generators, replaces `torch.set_num_threads` and adds
+libraries to LD_PRELOAD. The learner and the sandboxes share the process, so all of it is put back. The few settings
+that vLLM takes from the environment alone are set for the time of building only.
+"""
+
+from __future__ import annotations
+
+import os
+import random
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import numpy as np
+import torch
+
+
+@contextmanager
+def building_an_engine(threads: int) -> Iterator[None]:
+    """Around the construction of an engine; child processes inherit `threads` as their OpenMP threads."""
+    wanted = {"OMP_NUM_THREADS": str(threads), "VLLM_LOGGING_LEVEL": "WARNING"}
+    before = {name: os.environ.get(name) for name in (*wanted, "LD_PRELOAD")}
+    random_state, numpy_state, torch_state = random.getstate(), np.random.get_state(), torch.get_rng_state()
+    set_num_threads = torch.set_num_threads
+    os.environ.update(wanted)
+    try:
+        yield
+    finally:
+        torch.set_num_threads = set_num_threads
+        torch.set_rng_state(torch_state)
+        np.random.set_state(numpy_state)
+        random.setstate(random_state)
+        for name, value in before.items():
+            if value is None:
+                os.environ.pop(name, None)
+            else:
+                os.environ[name] = value

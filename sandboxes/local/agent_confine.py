@@ -1,0 +1,200 @@
+"""What one program in the sandbox may do: namespaces, limits, capabilities, system calls.
+
+Runs between fork and the program, inside the sandbox, standard library only. Each step raises OSError
+with its name when the kernel refuses it, so that no program ever starts half confined.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import errno
+import fcntl
+import os
+import platform
+import resource
+import socket
+import struct
+
+libc = ctypes.CDLL(None, use_errno=True)
+
+CLONE_NEWNS, CLONE_NEWIPC, CLONE_NEWUSER = 0x00020000, 0x08000000, 0x10000000
+CLONE_NEWPID, CLONE_NEWNET = 0x20000000, 0x40000000
+MS_NOSUID, MS_NODEV, MS_NOEXEC, MS_BIND, MS_REC, MS_PRIVATE = 2, 4, 8, 0x1000, 0x4000, 0x40000
+PR_SET_PDEATHSIG, PR_SET_DUMPABLE, PR_SET_SECCOMP, PR_CAPBSET_DROP = 1, 4, 22, 24
+PR_SET_CHILD_SUBREAPER, PR_SET_NO_NEW_PRIVS, PR_CAP_AMBIENT = 36, 38, 47
+
+# x86_64 numbers of calls that reach the kernel's rarely used corners, or other processes, or mounts.
+DENIED = {
+    "mount": 165, "umount2": 166, "pivot_root": 155, "chroot": 161, "unshare": 272, "setns": 308,
+    "fsopen": 430, "fsconfig": 431, "fsmount": 432, "move_mount": 429, "open_tree": 428,
+    "mount_setattr": 442, "ptrace": 101, "process_vm_readv": 310, "process_vm_writev": 311, "kcmp": 312,
+    "keyctl": 250, "add_key": 248, "request_key": 249, "bpf": 321, "perf_event_open": 298,
+    "userfaultfd": 323, "io_uring_setup": 425, "io_uring_enter": 426, "io_uring_register": 427,
+    "kexec_load": 246, "kexec_file_load": 320, "init_module": 175, "finit_module": 313,
+    "delete_module": 176, "open_by_handle_at": 304, "name_to_handle_at": 303, "swapon": 167,
+    "swapoff": 168, "reboot": 169, "acct": 163, "syslog": 103, "iopl": 172, "ioperm": 173,
+    "quotactl": 179, "personality": 135,
+}  # fmt: skip
+_ALLOW, _KILL, _ERRNO = 0x7FFF0000, 0x80000000, 0x00050000
+_Instruction = tuple[int, int, int, int]
+
+
+def _load(offset: int) -> _Instruction:
+    return (0x20, 0, 0, offset)
+
+
+def _jump_equal(value: int, then: int, other: int) -> _Instruction:
+    return (0x15, then, other, value)
+
+
+def _answer(value: int) -> _Instruction:
+    return (0x06, 0, 0, value)
+
+
+def syscall_filter() -> bytes | None:
+    """The classic BPF program, or None on a machine whose call numbers are not known here."""
+    if platform.machine() != "x86_64":
+        return None
+    code = [
+        _load(4), _jump_equal(0xC000003E, 1, 0), _answer(_KILL),  # another architecture's call table
+        _load(0), (0x35, 0, 1, 0x40000000), _answer(_ERRNO | errno.ENOSYS),  # x32
+    ]  # fmt: skip
+    for number in DENIED.values():
+        code += [_jump_equal(number, 0, 1), _answer(_ERRNO | errno.EPERM)]
+    # clone3 hides its flags in memory: refuse it, the C library then falls back to clone
+    code += [_jump_equal(435, 0, 1), _answer(_ERRNO | errno.ENOSYS)]
+    # clone with a namespace flag
+    code += [_jump_equal(56, 0, 4), _load(16), (0x45, 0, 1, 0x7E020000), _answer(_ERRNO | errno.EPERM)]
+    code += [_answer(_ALLOW)]
+    # socket and socketpair: UNIX, INET, INET6 and NETLINK only (no vsock, packet, alg, bluetooth ...)
+    for call in (41, 53):
+        code += [_jump_equal(call, 0, 7), _load(16)]
+        code += [_jump_equal(1, 4, 0), _jump_equal(2, 3, 0), _jump_equal(10, 2, 0), _jump_equal(16, 1, 0)]
+        code += [_answer(_ERRNO | errno.EAFNOSUPPORT), _answer(_ALLOW)]
+    # ioctl TIOCSTI types into a terminal
+    code += [_jump_equal(16, 0, 4), _load(24), _jump_equal(0x5412, 0, 1), _answer(_ERRNO | errno.EPERM)]
+    code += [_answer(_ALLOW), _answer(_ALLOW)]
+    return b"".join(struct.pack("HBBI", *instruction) for instruction in code)
+
+
+class _Program(ctypes.Structure):
+    _fields_ = (("length", ctypes.c_ushort), ("code", ctypes.c_void_p))
+
+
+class _CapHeader(ctypes.Structure):
+    _fields_ = (("version", ctypes.c_uint32), ("pid", ctypes.c_int))
+
+
+def _check(result: int, what: str) -> None:
+    if result != 0:
+        number = ctypes.get_errno()
+        raise OSError(number, "%s: %s" % (what, os.strerror(number)))
+
+
+def unshare(flags: int) -> None:
+    """New namespaces for this process (for its children, with CLONE_NEWPID)."""
+    _check(libc.unshare(flags), "unshare %#x" % flags)
+
+
+def setns(fd: int, kind: int) -> None:
+    """Enter the namespace behind `fd`."""
+    _check(libc.setns(fd, kind), "setns")
+
+
+def prctl(option: int, value: int) -> None:
+    """prctl with one argument."""
+    _check(libc.prctl(option, value, 0, 0, 0), "prctl %d" % option)
+
+
+def mount(source: str, target: str, kind: str, flags: int, data: str = "") -> None:
+    """mount(2)."""
+    done = libc.mount(source.encode(), target.encode(), kind.encode(), flags, data.encode())
+    _check(done, "mount %s" % target)
+
+
+def private_files(disk_mb: int) -> None:
+    """One bounded tmpfs of this mount namespace's own behind /box, /tmp and /dev/shm."""
+    mount("tmpfs", "/tmp", "tmpfs", MS_NOSUID | MS_NODEV, "size=%dm,mode=0755" % disk_mb)
+    for name, target in (("box", "/box"), ("shm", "/dev/shm"), ("tmp", "/tmp")):
+        os.mkdir("/tmp/" + name)
+        mount("/tmp/" + name, target, "none", MS_BIND)
+
+
+def private_mounts() -> None:
+    """Own mount, IPC and network namespaces, and a /proc that shows only this PID namespace."""
+    unshare(CLONE_NEWNS | CLONE_NEWIPC | CLONE_NEWNET)
+    mount("none", "/", "none", MS_REC | MS_PRIVATE)
+    mount("proc", "/proc", "proc", MS_NOSUID | MS_NODEV | MS_NOEXEC)
+
+
+def raise_loopback() -> None:
+    """Bring up `lo` of this network namespace: programs may talk to themselves and to nobody else."""
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as handle:
+        fcntl.ioctl(handle, 0x8914, struct.pack("16sh14x", b"lo", 0x1))  # SIOCSIFFLAGS, IFF_UP
+
+
+def join_cgroups(folders: list[int], name: str) -> None:
+    """Move this process below the sandbox's cgroup folders (open directories), into `name`."""
+    for folder in folders:
+        fd = os.open(name + "/cgroup.procs", os.O_WRONLY, dir_fd=folder)
+        os.write(fd, b"0")
+        os.close(fd)
+
+
+def first_victim() -> None:
+    """When memory runs out this process goes before the agent does."""
+    with open("/proc/self/oom_score_adj", "w") as handle:
+        handle.write("1000")
+
+
+def become_user() -> None:
+    """A nested user namespace in which this process is uid 1000, not the namespace's root.
+
+    The kernel counts RLIMIT_NPROC per user namespace, so programs do not share one count either.
+    """
+    prctl(PR_SET_DUMPABLE, 1)  # else /proc/self/uid_map belongs to root
+    unshare(CLONE_NEWUSER)
+    for name, text in (("setgroups", "deny"), ("uid_map", "1000 0 1"), ("gid_map", "1000 0 1")):
+        with open("/proc/self/" + name, "w") as handle:
+            handle.write(text)
+
+
+def bound(kind: int, value: int, extra: int = 0) -> None:
+    """Set a resource limit, or keep the hard limit that is already lower."""
+    hard = resource.getrlimit(kind)[1]
+    top = value + extra if hard == resource.RLIM_INFINITY else min(value + extra, hard)
+    resource.setrlimit(kind, (min(value, top), top))
+
+
+def set_limits(limits: dict[str, int]) -> None:
+    """Resource limits of each process. `address_mb` = 0 where a memory cgroup bounds the program instead."""
+    bound(resource.RLIMIT_CPU, limits["cpu_s"], 1)
+    bound(resource.RLIMIT_FSIZE, limits["disk_mb"] << 20)
+    bound(resource.RLIMIT_NOFILE, limits["open_files"])
+    bound(resource.RLIMIT_CORE, 0)
+    if limits["pids"]:
+        bound(resource.RLIMIT_NPROC, limits["pids"])
+    if limits["address_mb"]:
+        bound(resource.RLIMIT_AS, limits["address_mb"] << 20)
+
+
+def drop_capabilities() -> None:
+    """No capability in any set, and none to be regained by exec."""
+    for capability in range(64):
+        if libc.prctl(PR_CAPBSET_DROP, capability, 0, 0, 0) != 0:
+            break  # past the kernel's last one
+    prctl(PR_CAP_AMBIENT, 4)
+    empty = (ctypes.c_uint32 * 6)()
+    _check(libc.capset(ctypes.byref(_CapHeader(0x20080522, 0)), empty), "capset")
+
+
+def no_new_privileges() -> None:
+    """set-user-ID programs no longer gain anything."""
+    prctl(PR_SET_NO_NEW_PRIVS, 1)
+
+
+def install(program: bytes) -> None:
+    """Install a system call filter for this process and all that it starts."""
+    buffer = ctypes.create_string_buffer(program, len(program))
+    pointer = _Program(len(program) // 8, ctypes.cast(buffer, ctypes.c_void_p))
+    _check(libc.prctl(PR_SET_SECCOMP, 2, ctypes.byref(pointer), 0, 0), "seccomp")

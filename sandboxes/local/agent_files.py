@@ -1,0 +1,64 @@
+"""Reading and writing the sandbox's own files for the harness, whatever a program put in the way.
+
+Invariant: only a regular file that really lies in a writable folder is ever read. The kernel's own name
+of the opened file decides, so a symbolic link, a FIFO, a device or a race cannot point elsewhere.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import stat
+from collections.abc import Sequence
+
+
+def _inside(fd: int, folders: Sequence[str]) -> bool:
+    real = os.readlink("/proc/self/fd/%d" % fd)
+    return any(real == folder or real.startswith(folder + "/") for folder in folders)
+
+
+def read(path: str, limit: int, folders: Sequence[str]) -> bytes:
+    """The bytes of a regular file of at most `limit` bytes. OSError otherwise."""
+    fd = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC)
+    try:
+        if not _inside(fd, folders):
+            raise OSError(errno.EACCES, "not in a writable folder of the sandbox", path)
+        facts = os.fstat(fd)
+        if not stat.S_ISREG(facts.st_mode):
+            raise OSError(errno.EINVAL, "not a regular file", path)
+        if facts.st_size > limit:
+            raise OSError(errno.EFBIG, "%d bytes, more than %d" % (facts.st_size, limit), path)
+        data = bytearray()
+        while len(data) <= limit:
+            more = os.read(fd, min(1 << 20, limit + 1 - len(data)))
+            if not more:
+                return bytes(data)
+            data += more
+        raise OSError(errno.EFBIG, "more than %d bytes" % limit, path)
+    finally:
+        os.close(fd)
+
+
+def write(path: str, data: bytes, mode: int, folders: Sequence[str]) -> None:
+    """Replace the file atomically, making its folders. OSError when it lies outside `folders`."""
+    parent, name = os.path.split(path)
+    os.makedirs(parent, exist_ok=True)
+    folder = os.open(parent, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        if not _inside(folder, folders):
+            raise OSError(errno.EACCES, "not in a writable folder of the sandbox", path)
+        draft = ".%s.draft" % name
+        flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
+        fd = os.open(draft, flags, mode, dir_fd=folder)
+        try:
+            if not stat.S_ISREG(os.fstat(fd).st_mode):
+                raise OSError(errno.EINVAL, "not a regular file", path)
+            view = memoryview(data)
+            while view:
+                view = view[os.write(fd, view) :]
+            os.fchmod(fd, mode)
+        finally:
+            os.close(fd)
+        os.replace(draft, name, src_dir_fd=folder, dst_dir_fd=folder)
+    finally:
+        os.close(folder)

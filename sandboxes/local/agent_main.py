@@ -1,0 +1,356 @@
+"""The agent: the one trusted process in a sandbox. Standard library only, no host file in sight.
+
+    harness --frames--> supervisor (this file) --jobs--> spawner --fork--> programs
+    harness <--answers-- supervisor <--------- pipes of every program ---------/
+
+Many calls are in flight at once, told apart by their id; one loop serves them all, so no program can
+make another one wait. The end of the control socket, or of the harness process, is the end of the agent,
+and the agent's end is the end of the PID namespace: a sandbox cannot outlive its harness.
+"""
+
+from __future__ import annotations
+
+import heapq
+import json
+import os
+import resource
+import selectors
+import shutil
+import signal
+import socket
+import sys
+import time
+from collections.abc import Callable
+from typing import Any, NoReturn
+
+from . import agent_confine as confine
+from . import agent_files as files
+from .agent_programs import GRACE_S, START_S, Call, Program
+from .agent_spawner import Spawner, exit_code, send_job
+from .agent_wire import Header, pack, take
+
+READ, WRITE = selectors.EVENT_READ, selectors.EVENT_WRITE
+
+
+class Supervisor:
+    """The loop between the harness and the programs."""
+
+    def __init__(self, control: socket.socket, spawner: socket.socket, settings: Header) -> None:
+        self._control, self._spawner, self._settings = control, spawner, settings
+        self._selector = selectors.DefaultSelector()
+        self._programs: dict[int, Program] = {}
+        self._sessions: dict[str, Program] = {}
+        self._next_key = 0
+        self._timers: list[tuple[float, int, Callable[[], None]]] = []
+        self._timer_count = 0
+        self._after_exit: list[tuple[set[int], Callable[[], None]]] = []
+        self._incoming, self._outgoing = bytearray(), bytearray()
+        self._from_spawner = b""
+
+    def run(self, incoming: bytearray) -> NoReturn:
+        """Serve until the harness is gone; `incoming` is what came after the first frame."""
+        self._incoming = incoming
+        self._control.setblocking(False)
+        self._watch(self._control, self._on_control)
+        self._watch(self._spawner, self._on_spawner)
+        if self._settings["owner"] >= 0:
+            self._watch(self._settings["owner"], lambda _: os._exit(0))
+        self._dispatch()
+        while True:
+            for key, events in self._selector.select(self._fire_timers()):
+                if self._selector.get_map().get(key.fd) is key:  # not dropped by an earlier one of this round
+                    key.data(events)
+
+    # -- plumbing ---------------------------------------------------------------------------------------
+
+    def _watch(self, handle: Any, then: Callable[[int], None], events: int = READ) -> None:
+        self._selector.register(handle, events, then)
+
+    def _forget(self, fd: int) -> None:
+        if fd in self._selector.get_map():
+            self._selector.unregister(fd)
+
+    def _after(self, seconds: float, then: Callable[[], None]) -> None:
+        self._timer_count += 1
+        heapq.heappush(self._timers, (time.monotonic() + seconds, self._timer_count, then))
+
+    def _fire_timers(self) -> float | None:
+        """Run what is due; seconds until the next."""
+        while self._timers and self._timers[0][0] <= time.monotonic():
+            heapq.heappop(self._timers)[2]()
+        return max(0.0, self._timers[0][0] - time.monotonic()) if self._timers else None
+
+    def _reply(self, header: Header, body: bytes = b"") -> None:
+        self._outgoing += pack(header, body)
+        self._flush()
+
+    def _flush(self) -> None:
+        try:
+            while self._outgoing:
+                del self._outgoing[: self._control.send(self._outgoing[: 1 << 20])]
+        except BlockingIOError:
+            pass
+        except OSError:
+            os._exit(0)
+        events = READ | WRITE if self._outgoing else READ
+        if self._selector.get_key(self._control).events != events:
+            self._selector.modify(self._control, events, self._on_control)
+
+    def _on_control(self, events: int) -> None:
+        if events & WRITE:
+            self._flush()
+        if events & READ:
+            try:
+                data = self._control.recv(1 << 20)
+            except BlockingIOError:
+                return
+            except OSError:
+                data = b""
+            if not data:
+                os._exit(0)
+            self._incoming += data
+            self._dispatch()
+
+    def _dispatch(self) -> None:
+        while (frame := take(self._incoming)) is not None:
+            header, body = frame
+            handle: Callable[[Header, bytes], None] = getattr(self, "_do_" + header["op"])
+            try:
+                handle(header, body)
+            except (OSError, ValueError) as error:
+                kind = "file" if header["op"] in ("read", "write") else "start"
+                self._reply({"id": header["id"], "error": kind, "message": str(error)})
+
+    # -- operations -------------------------------------------------------------------------------------
+
+    def _do_ping(self, header: Header, body: bytes) -> None:
+        self._reply({"id": header["id"]})
+
+    def _do_exec(self, header: Header, body: bytes) -> None:
+        program = self._start(header, None)
+        call = Call(header, fresh=False)
+        self._begin(program, call, body)
+        self._after(call.timeout, lambda: self._overdue(program, call))
+
+    def _do_cell(self, header: Header, body: bytes) -> None:
+        program = self._sessions.get(header["session"])
+        fresh = program is None
+        if program is None:
+            program = self._sessions[header["session"]] = self._start(header, header["session"])
+            self._after(START_S, lambda p=program: None if p.ready else self._kill(p))  # type: ignore[misc]
+        call = Call(header, fresh)
+        self._begin(program, call, body)
+        if program.ready:
+            self._after(call.timeout, lambda: self._overdue(program, call))
+
+    def _do_end(self, header: Header, body: bytes) -> None:
+        program = self._sessions.get(header["session"])
+        doomed = [] if program is None else [program]
+        self._end(doomed, lambda: self._reply({"id": header["id"]}))
+
+    def _do_cancel(self, header: Header, body: bytes) -> None:
+        for program in list(self._programs.values()):
+            if program.call is not None and program.call.id == header["target"]:
+                self._kill(program)
+
+    def _do_reset(self, header: Header, body: bytes) -> None:
+        def wipe() -> None:
+            for folder in self._settings["writable"]:
+                for entry in os.scandir(folder):
+                    if entry.is_dir(follow_symlinks=False):
+                        shutil.rmtree(entry.path, ignore_errors=True)
+                    else:
+                        os.unlink(entry.path)
+            self._reply({"id": header["id"]})
+
+        self._end(list(self._programs.values()), wipe)
+
+    def _do_read(self, header: Header, body: bytes) -> None:
+        data = files.read(header["path"], header["max"], self._settings["writable"])
+        self._reply({"id": header["id"]}, data)
+
+    def _do_write(self, header: Header, body: bytes) -> None:
+        files.write(header["path"], body, header["mode"], self._settings["writable"])
+        self._reply({"id": header["id"]})
+
+    # -- programs ---------------------------------------------------------------------------------------
+
+    def _start(self, header: Header, session: str | None) -> Program:
+        self._next_key += 1
+        program = Program(self._next_key, session)
+        self._programs[program.key] = program
+        job = {
+            "op": "spawn", "key": program.key, "argv": header.get("argv"), "env": header["env"],
+            "cwd": header["cwd"], "limits": header["limits"], "cgroup": header["cgroup"],
+            "private": session is not None,
+        }  # fmt: skip
+        send_job(self._spawner, job, program.theirs)
+        program.hand_over()
+        self._watch(program.marks, lambda _: self._on_marks(program))
+        return program
+
+    def _begin(self, program: Program, call: Call, body: bytes) -> None:
+        program.begin(call, body)
+        for fd in (program.out, program.err):
+            if fd not in self._selector.get_map():
+                self._watch(fd, lambda _, fd=fd: self._on_output(program, fd))  # type: ignore[misc]
+        self._feed(program)
+
+    def _feed(self, program: Program) -> None:
+        done = program.feed()
+        watched = program.input in self._selector.get_map()
+        if done and watched:
+            self._forget(program.input)
+        elif not done and not watched:
+            self._watch(program.input, lambda _: self._feed(program), WRITE)
+        if done and program.session is None:
+            os.close(program.input)
+            program.input = -1
+
+    def _on_output(self, program: Program, fd: int) -> None:
+        if program.call is None:  # between cells: leave it in the pipe, which stops the writer
+            self._forget(fd)
+        elif not program.absorb(fd):
+            self._forget(fd)
+        elif program.over_limit() and not program.call.flooded:
+            program.call.flooded = True
+            self._stop(program, program.call)
+
+    def _on_marks(self, program: Program) -> None:
+        was_ready = program.ready
+        code, ended = program.read_marks()
+        call = program.call
+        if ended:
+            self._forget(program.marks)
+        if program.ready and not was_ready and call is not None:
+            call.begun = time.monotonic()
+            self._after(call.timeout, lambda: self._overdue(program, call))
+        if code is not None and call is not None:
+            program.drain()
+            program.call = None
+            self._reply(*call.result(code, None, died=False))
+
+    def _overdue(self, program: Program, call: Call) -> None:
+        if program.call is call:
+            call.timed_out = True
+            self._stop(program, call)
+
+    def _stop(self, program: Program, call: Call) -> None:
+        """A command is killed; a cell is interrupted first, which keeps its session's state."""
+        if program.session is None:
+            self._kill(program)
+        elif not call.interrupted:
+            call.interrupted = True
+            self._signal(program, "interrupt")
+            self._after(GRACE_S, lambda: self._kill(program) if program.call is call else None)
+
+    def _signal(self, program: Program, how: str) -> None:
+        send_job(self._spawner, {"op": how, "key": program.key}, [])
+
+    def _kill(self, program: Program) -> None:
+        if not program.killed and program.key in self._programs:
+            program.killed = True
+            self._signal(program, "kill")
+
+    def _end(self, programs: list[Program], then: Callable[[], None]) -> None:
+        """Kill programs; `then` once all of them are gone."""
+        keys = {program.key for program in programs if program.key in self._programs}
+        if not keys:
+            then()
+            return
+        self._after_exit.append((keys, then))
+        for program in programs:
+            self._kill(program)
+
+    def _on_spawner(self, events: int) -> None:
+        data = self._spawner.recv(65536)
+        if not data:
+            os._exit(1)
+        *lines, self._from_spawner = (self._from_spawner + data).split(b"\n")
+        for line in lines:
+            message = json.loads(line)
+            program = self._programs.pop(message["key"], None)
+            if program is not None:
+                self._gone(program, message["status"])
+
+    def _gone(self, program: Program, status: int) -> None:
+        """Everything of this program has ended; answer whoever waits for it."""
+        program.read_marks()
+        program.drain()
+        if not program.killed and program.status is not None:
+            status = program.status
+        for fd in (program.input, program.out, program.err, program.marks):
+            self._forget(fd)
+        program.close()
+        if program.session is not None and self._sessions.get(program.session) is program:
+            del self._sessions[program.session]
+        if program.call is not None:
+            self._answer_gone(program, program.call, 9 if program.killed else status)
+        for keys, then in list(self._after_exit):
+            keys.discard(program.key)
+            if not keys:
+                self._after_exit.remove((keys, then))
+                then()
+
+    def _answer_gone(self, program: Program, call: Call, status: int) -> None:
+        if program.session is not None and not program.ready:
+            message = call.err.value().decode("utf-8", "replace").strip()
+            self._reply({"id": call.id, "error": "start", "message": message or "not ready in time"})
+            return
+        number = status & 127 or None
+        self._reply(*call.result(exit_code(status), number, died=program.session is not None))
+
+
+def _first_frame(control: socket.socket) -> tuple[Header, bytearray]:
+    buffer = bytearray()
+    while True:
+        frame = take(buffer)
+        if frame is not None:
+            return frame[0], buffer
+        data = control.recv(65536)
+        if not data:
+            os._exit(0)
+        buffer += data
+
+
+def _start_spawner(settings: Header, control: socket.socket) -> socket.socket:
+    ours, theirs = socket.socketpair()
+    if os.fork() == 0:
+        try:
+            ours.close()
+            control.close()
+            if settings["owner"] >= 0:
+                os.close(settings["owner"])
+            Spawner(theirs, settings).run()
+        except BaseException as error:
+            theirs.sendall(json.dumps({"failed": repr(error)}).encode() + b"\n")
+        os._exit(1)
+    theirs.close()
+    return ours
+
+
+def _hello(spawner: socket.socket) -> Header:
+    answer: Header = json.loads(spawner.makefile("rb", buffering=0).readline() or b'{"failed": "spawner ended"}')
+    return {**answer, "id": 0, "syscall_filter": confine.syscall_filter() is not None}
+
+
+def main() -> NoReturn:
+    """Entry: `argv[1]` is the control socket's descriptor; the first frame holds the settings."""
+    control = socket.socket(fileno=int(sys.argv[1]))
+    control.set_inheritable(False)
+    settings, rest = _first_frame(control)
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # a terminal's Ctrl-C is for the harness
+    confine.prctl(confine.PR_SET_DUMPABLE, 0)
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (max(soft, min(hard, 65536)), hard))
+    for fd in settings["join"]:
+        os.write(fd, b"0")
+        os.close(fd)
+    spawner = _start_spawner(settings, control)
+    for fd in settings["cgroups"]:
+        os.close(fd)
+    hello = _hello(spawner)
+    control.sendall(pack(hello))
+    if "failed" in hello:
+        os._exit(1)
+    Supervisor(control, spawner, settings).run(rest)

@@ -1,0 +1,144 @@
+"""One running program as the supervisor sees it: its pipes, and the call that waits for it.
+
+A command serves one call and ends. A session serves many, one after the other, and each call ends with
+the mark that carries its number. Bytes beyond the limits are counted and dropped, never held.
+"""
+
+from __future__ import annotations
+
+import os
+import struct
+import time
+from typing import Any
+
+from .agent_output import Kept
+
+GRACE_S = 1.0  # between interrupting a cell and killing its session
+START_S = 30.0  # for a program to be ready: afterwards the sandbox is at fault, not the program
+_PIECE = 65536
+_DRAIN = 32  # reads; a pipe holds one piece, a few more may come meanwhile
+
+
+class Call:
+    """One request of the harness that a program is working on."""
+
+    def __init__(self, header: dict[str, Any], fresh: bool) -> None:
+        self.id: int = header["id"]
+        self.timeout: float = header["timeout"]
+        self.flood: int = header["flood"]
+        self.out, self.err = Kept(header["cap"]), Kept(header["cap"])
+        self.fresh = fresh
+        self.timed_out = self.flooded = self.interrupted = self.cancelled = False
+        self.number = 0
+        self.begun = time.monotonic()
+
+    def result(self, code: int, signal_number: int | None, died: bool) -> tuple[dict[str, Any], bytes]:
+        """The answer's header and body: stdout, then stderr."""
+        out, err = self.out.value(), self.err.value()
+        header = {
+            "id": self.id, "code": code, "signal": signal_number, "died": died, "fresh": self.fresh,
+            "timed_out": self.timed_out, "flooded": self.flooded, "cut": self.out.cut or self.err.cut,
+            "out": len(out), "totals": [self.out.total, self.err.total],
+            "duration": time.monotonic() - self.begun,
+        }  # fmt: skip
+        return header, out + err
+
+
+class Program:
+    """The supervisor's ends of one program's pipes, and what is going on in them."""
+
+    def __init__(self, key: int, session: str | None) -> None:
+        self.key, self.session = key, session
+        self.call: Call | None = None
+        self.ready = session is None
+        self.killed = False
+        self.cells = 0
+        self.waiting = memoryview(b"")  # bytes still to be written to its input
+        self.status: int | None = None  # as its init saw the program end
+        self._marks = b""
+        (theirs_in, self.input), (self.out, theirs_out), (self.err, theirs_err), (self.marks, theirs_marks) = (
+            os.pipe(), os.pipe(), os.pipe(), os.pipe()
+        )  # fmt: skip
+        self.theirs = [theirs_in, theirs_out, theirs_err, theirs_marks]
+        for fd in (self.input, self.out, self.err, self.marks):
+            os.set_blocking(fd, False)
+
+    def hand_over(self) -> None:
+        """The program has its ends: drop ours of the same."""
+        for fd in self.theirs:
+            os.close(fd)
+
+    def begin(self, call: Call, body: bytes) -> None:
+        """Give it its stdin, or the next cell."""
+        self.call = call
+        if self.session is not None:
+            self.cells += 1
+            call.number = self.cells
+            body = struct.pack(">II", len(body), self.cells) + body
+        self.waiting = memoryview(body)
+
+    def feed(self) -> bool:
+        """Write what its input takes now; True when nothing is left to write."""
+        try:
+            self.waiting = self.waiting[os.write(self.input, self.waiting[:_PIECE]) :]
+        except BlockingIOError:
+            return False
+        except OSError:  # it closed its input
+            self.waiting = memoryview(b"")
+        return not self.waiting
+
+    def absorb(self, fd: int) -> bool:
+        """Take output that is there now; False at its end."""
+        try:
+            data = os.read(fd, _PIECE)
+        except BlockingIOError:
+            return True
+        if self.call is not None:
+            (self.call.out if fd == self.out else self.call.err).add(data)
+        return bool(data)
+
+    def over_limit(self) -> bool:
+        """Whether the current call has written more than it may."""
+        call = self.call
+        return call is not None and call.out.total + call.err.total > call.flood
+
+    def drain(self) -> None:
+        """Take what is in the pipes now; bounded, as something may still be writing."""
+        for fd in (self.out, self.err):
+            for _ in range(_DRAIN):
+                try:
+                    data = os.read(fd, _PIECE)
+                except BlockingIOError:
+                    break
+                if not data:
+                    break
+                if self.call is not None:
+                    (self.call.out if fd == self.out else self.call.err).add(data)
+
+    def read_marks(self) -> tuple[int | None, bool]:
+        """(exit code of the current cell if its mark came, whether the descriptor ended)."""
+        try:
+            data = os.read(self.marks, 4096)
+        except BlockingIOError:
+            return None, False
+        self._marks = (self._marks + data)[-_PIECE:]
+        *lines, self._marks = self._marks.split(b"\n")
+        code = None
+        for line in lines:
+            word, _, rest = line.partition(b" ")
+            if not rest.isdigit():
+                continue
+            if word == b"exit":
+                self.status = int(rest)
+            elif self.session is not None and word == b"0":
+                self.ready = True
+            elif self.call is not None and word == b"%d" % self.call.number and self.session is not None:
+                code = int(rest) & 255
+        return code, not data
+
+    def close(self) -> None:
+        """Drop every descriptor of ours."""
+        for fd in (self.input, self.out, self.err, self.marks):
+            if fd >= 0:
+                os.close(fd)
+        self.input = self.out = self.err = self.marks = -1

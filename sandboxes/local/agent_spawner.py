@@ -1,0 +1,255 @@
+"""Starts every untrusted program in the sandbox: a small warm interpreter that only ever forks.
+
+    supervisor --spawn, descriptors--> spawner --fork--> init (PID 1 of a new namespace) --fork--> program
+    supervisor <--key, wait status---- spawner           reaps, forwards SIGINT, dies with all below it
+
+Invariant: a program inherits nothing but the descriptors made for it and this process's warm modules:
+the spawner never holds another program's bytes. It ends when the supervisor's socket does.
+With isolation "none" there is no init: the program is a plain child in its own process group.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import gc
+import importlib
+import json
+import os
+import resource
+import select
+import signal
+import site
+import socket
+import struct
+import sys
+from typing import Any, NoReturn
+
+from . import agent_confine as confine
+from . import agent_session as session
+
+Job = dict[str, Any]
+DESCRIPTORS = 4  # input, stdout, stderr, marks
+
+
+def _read(channel: socket.socket, count: int) -> bytes:
+    data = b""
+    while len(data) < count:
+        more = channel.recv(count - len(data))
+        if not more:
+            raise EOFError
+        data += more
+    return data
+
+
+def send_job(channel: socket.socket, job: Job, fds: list[int]) -> None:
+    """Supervisor's side: one job and the program's ends of its pipes."""
+    text = json.dumps(job).encode()
+    socket.send_fds(channel, [struct.pack(">I", len(text))], fds)
+    channel.sendall(text)
+
+
+def _receive_job(channel: socket.socket) -> tuple[Job, list[int]]:
+    head, fds, _, _ = socket.recv_fds(channel, 4, DESCRIPTORS)
+    if not head:
+        raise EOFError
+    head += _read(channel, 4 - len(head))
+    job: Job = json.loads(_read(channel, struct.unpack(">I", head)[0]))
+    return job, list(fds)
+
+
+def place(fds: list[int]) -> None:
+    """Make `fds` the descriptors 0, 1, 2, ... of this process and close every other one."""
+    high = [fcntl.fcntl(fd, fcntl.F_DUPFD, 256) for fd in fds]
+    for number, fd in enumerate(high):
+        os.dup2(fd, number)
+    os.closerange(len(fds), resource.getrlimit(resource.RLIMIT_NOFILE)[0])
+
+
+def exit_code(status: int) -> int:
+    """A wait status as a shell shows it."""
+    return os.waitstatus_to_exitcode(status) if status & 127 == 0 else 128 + (status & 127)
+
+
+def _give_up(errors: int, error: BaseException) -> NoReturn:
+    """End a half-made program: it must never return into the spawner's loop."""
+    try:
+        os.write(errors, ("sandbox: cannot start: %s\n" % error).encode())
+    finally:
+        os._exit(126)
+
+
+class Spawner:
+    """The loop of the spawner process."""
+
+    def __init__(self, channel: socket.socket, settings: Job) -> None:
+        self._channel = channel
+        self._isolated: bool = settings["isolation"] == "namespaces"
+        self._cgroups: list[int] = settings["cgroups"]
+        self._preload: list[str] = settings["preload"]
+        self._bundle: str = settings["bundle"]
+        self._filter = confine.syscall_filter()
+        self._pids: dict[int, int] = {}  # program key -> its init
+        self._own_pids = os.open("/proc/self/ns/pid", os.O_RDONLY) if self._isolated else -1
+
+    def run(self) -> None:
+        """Until the supervisor is gone."""
+        self._warm_up()
+        ended, wake = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
+        signal.set_wakeup_fd(wake, warn_on_full_buffer=False)
+        signal.signal(signal.SIGCHLD, lambda *_: None)
+        self._report({"ready": True})
+        try:
+            while True:
+                ready, _, _ = select.select([self._channel, ended], [], [])
+                if ended in ready:
+                    os.read(ended, 4096)
+                    self._reap()
+                if self._channel in ready:
+                    self._handle(*_receive_job(self._channel))
+        except (EOFError, ConnectionError):
+            for pid in self._pids.values():
+                self._signal(pid, signal.SIGKILL)
+            self._kill_orphans()
+
+    def _warm_up(self) -> None:
+        if not self._isolated:
+            confine.prctl(confine.PR_SET_CHILD_SUBREAPER, 1)
+        sys.path.remove(self._bundle)
+        site.main()
+        for name in self._preload:
+            importlib.import_module(name)
+        gc.collect()
+        gc.freeze()  # the collector never writes to, and so copies, the pages that programs share
+
+    def _report(self, message: Job) -> None:
+        self._channel.sendall(json.dumps(message).encode() + b"\n")
+
+    def _handle(self, job: Job, fds: list[int]) -> None:
+        pid = self._pids.get(job["key"])
+        if job["op"] == "spawn":
+            self._spawn(job, fds)
+        elif pid is not None:
+            self._signal(pid, signal.SIGKILL if job["op"] == "kill" else signal.SIGINT)
+
+    def _signal(self, pid: int, number: int) -> None:
+        try:
+            if self._isolated or number == signal.SIGINT:
+                os.kill(pid, number)
+            else:
+                os.killpg(pid, number)
+        except (ProcessLookupError, PermissionError):
+            pass  # it has just ended: SIGCHLD tells the supervisor
+
+    def _kill_orphans(self) -> None:
+        """Isolation "none": what left its process group was re-parented to this process; end it too."""
+        if self._isolated:
+            return
+        for name in os.listdir("/proc"):
+            try:
+                with open("/proc/%s/stat" % name) as handle:
+                    parent = int(handle.read().rpartition(")")[2].split()[1])
+                if parent == os.getpid():
+                    os.kill(int(name), signal.SIGKILL)
+            except (OSError, ValueError):
+                continue
+
+    def _spawn(self, job: Job, fds: list[int]) -> None:
+        if self._isolated:
+            confine.unshare(confine.CLONE_NEWPID)
+        pid = os.fork()
+        if pid == 0:
+            self._child(job, fds)
+        if self._isolated:
+            confine.setns(self._own_pids, confine.CLONE_NEWPID)
+        else:
+            os.setpgid(pid, pid)
+        self._pids[job["key"]] = pid
+        for fd in fds:
+            os.close(fd)
+
+    def _reap(self) -> None:
+        keys = {pid: key for key, pid in self._pids.items()}
+        while True:
+            try:
+                pid, status = os.waitpid(-1, os.WNOHANG)
+            except ChildProcessError:
+                return
+            if pid == 0:
+                return
+            if pid in keys:
+                del self._pids[keys[pid]]
+                if not self._isolated:
+                    self._signal(pid, signal.SIGKILL)  # the rest of its group
+                self._report({"key": keys[pid], "status": status})
+
+    def _child(self, job: Job, fds: list[int]) -> NoReturn:
+        try:
+            signal.set_wakeup_fd(-1)
+            signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+            if self._isolated:
+                self._init(job, fds)
+            os.setpgid(0, 0)
+            self._program(job, fds)
+        except BaseException as error:
+            _give_up(fds[2], error)
+
+    def _init(self, job: Job, fds: list[int]) -> NoReturn:
+        """PID 1 of the program's namespace: prepares it, starts the program, reaps, ends with it."""
+        if job["cgroup"]:
+            confine.join_cgroups(self._cgroups, job["cgroup"])
+        confine.first_victim()
+        confine.private_mounts()
+        confine.raise_loopback()
+        if job["private"]:
+            confine.private_files(job["limits"]["disk_mb"])
+        os.setsid()
+        program = os.fork()
+        if program == 0:
+            self._program(job, fds)
+        place([fds[3]])
+        signal.signal(signal.SIGINT, lambda *_: os.kill(program, signal.SIGINT))
+        confine.drop_capabilities()
+        while True:
+            pid, status = os.wait()
+            if pid == program:
+                os.write(0, b"exit %d\n" % status)
+                os._exit(exit_code(status))
+
+    def _program(self, job: Job, fds: list[int]) -> NoReturn:
+        """The untrusted program's own process."""
+        try:
+            self._start(job, fds)
+        except BaseException as error:
+            _give_up(2, error)
+
+    def _start(self, job: Job, fds: list[int]) -> NoReturn:
+        argv: list[str] | None = job["argv"]
+        if argv is None:
+            place([os.open(os.devnull, os.O_RDONLY), fds[1], fds[2], fds[0], fds[3]])
+            os.set_inheritable(3, False)
+            os.set_inheritable(4, False)
+        else:
+            place(fds[:3])
+        os.chdir(job["cwd"])
+        self._confine(job["limits"])
+        if argv is None:
+            os.environ.clear()
+            os.environ.update(job["env"])
+            session.serve(3, 4)
+        signal.signal(signal.SIGPIPE, signal.SIG_DFL)
+        signal.signal(signal.SIGINT, signal.SIG_DFL)
+        try:
+            os.execvpe(argv[0], argv, job["env"])
+        except OSError as error:
+            os.write(2, ("sandbox: cannot run %s: %s\n" % (argv[0], error.strerror)).encode())
+            os._exit(126 if isinstance(error, PermissionError) else 127)
+
+    def _confine(self, limits: dict[str, int]) -> None:
+        if self._isolated:
+            confine.become_user()
+        confine.set_limits(limits)
+        if self._isolated:
+            confine.drop_capabilities()
+        confine.no_new_privileges()
+        if self._isolated and self._filter is not None:
+            confine.install(self._filter)

@@ -1,0 +1,103 @@
+"""Starting an agent: inside bubblewrap, or bare when a person wrote isolation = "none".
+
+Three leaks are closed here. The agent's parent is bubblewrap, and its environment is readable inside as
+/proc/1/environ: so it is started with two variables and nothing of ours. A root harness drops to a uid of
+the sandbox's own first: a user namespace alone leaves the kernel uid 0, which owns /etc/shadow. And the
+device folder is read-only with a bounded /dev/shm: it would be an unbounded place for files.
+"""
+
+from __future__ import annotations
+
+import os
+import secrets
+import subprocess
+from collections.abc import Sequence
+from pathlib import Path
+
+from .interpreter import BOOT, Interpreter
+
+BINARY = "bwrap"
+ARCHIVE = "/run/rz-agent.zip"
+WRITABLE = ("/box", "/tmp", "/dev/shm")
+ENVIRONMENT = {"PATH": "/usr/local/bin:/usr/bin:/bin", "LANG": "C.UTF-8"}
+PASSWD = b"root:x:0:0::/nonexistent:/usr/sbin/nologin\nbox:x:1000:1000::/box:/bin/sh\n"
+GROUP = b"root:x:0:\nbox:x:1000:\n"
+_CAPABILITIES = ("CAP_SYS_ADMIN", "CAP_SETPCAP", "CAP_NET_ADMIN")
+_UNSHARE = ("user", "pid", "net", "ipc", "uts")
+
+
+def sandbox_uid() -> int | None:
+    """A host uid for one sandbox, from the upper half of those mapped here; None when not root."""
+    if os.geteuid() != 0:
+        return None
+    lengths = [int(line.split()[2]) for line in Path("/proc/self/uid_map").read_text().splitlines()]
+    top = min(max(lengths), 1 << 31)
+    return top // 2 + secrets.randbelow(top // 2 - 1)
+
+
+def holder(data: bytes) -> int:
+    """An anonymous file with these bytes, at its start."""
+    fd = os.memfd_create("rz-agent", os.MFD_CLOEXEC)
+    os.write(fd, data)
+    os.lseek(fd, 0, os.SEEK_SET)
+    return fd
+
+
+def outermost(folders: Sequence[str]) -> list[str]:
+    """Folders without those that lie in another one of the list.
+
+    >>> outermost(["/usr", "/usr/lib", "/opt/py"])
+    ['/usr', '/opt/py']
+    """
+    unique = list(dict.fromkeys(folders))
+    return [f for f in unique if not any(f != g and f.startswith(g.rstrip("/") + "/") for g in unique)]
+
+
+def command(
+    binary: str, *, read_only: Sequence[str], disk_mb: int, files: dict[str, int], info_fd: int
+) -> list[str]:
+    """bubblewrap's arguments up to the program. `files`: path inside -> descriptor of its content."""
+    args = [binary, *(f"--unshare-{kind}" for kind in _UNSHARE), "--unshare-cgroup-try"]
+    args += ["--uid", "0", "--gid", "0", "--hostname", "sandbox", "--new-session", "--cap-drop", "ALL"]
+    for capability in _CAPABILITIES:
+        args += ["--cap-add", capability]
+    for folder in outermost(read_only):
+        args += ["--ro-bind", folder, folder]
+    for name in ("bin", "sbin", "lib", "lib32", "lib64", "libx32"):
+        if os.path.islink(f"/{name}"):
+            args += ["--symlink", os.readlink(f"/{name}"), f"/{name}"]
+        elif os.path.isdir(f"/{name}"):
+            args += ["--ro-bind", f"/{name}", f"/{name}"]
+    for path in ("/etc/alternatives", "/etc/ld.so.cache"):
+        args += ["--ro-bind-try", path, path]
+    for path, fd in files.items():
+        args += ["--perms", "0444", "--ro-bind-data", str(fd), path]
+    size = str(disk_mb << 20)
+    args += ["--proc", "/proc", "--dev", "/dev", "--size", str(8 << 20), "--tmpfs", "/dev/shm"]
+    args += ["--remount-ro", "/dev", "--size", size, "--tmpfs", "/box", "--size", size, "--tmpfs", "/tmp"]
+    return [*args, "--remount-ro", "/", "--chdir", "/box", "--info-fd", str(info_fd)]
+
+
+def agent_command(interpreter: Interpreter, control_fd: int, archive: str) -> list[str]:
+    """The agent's own command line."""
+    return [interpreter.path, "-I", "-S", "-c", BOOT, str(control_fd), archive]
+
+
+def start(args: Sequence[str], *, fds: Sequence[int], errors: int, uid: int | None, cwd: str) -> subprocess.Popen[bytes]:
+    """Start it with only these descriptors, as `uid` when given.
+
+    No --die-with-parent: the kernel means the parent *thread* by that, and the socket says it better.
+    """
+    return subprocess.Popen(
+        args,
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.DEVNULL,
+        stderr=errors,
+        env=ENVIRONMENT,
+        cwd=cwd,
+        pass_fds=fds,
+        user=uid,
+        group=uid,
+        extra_groups=None if uid is None else [],
+        start_new_session=True,
+    )

@@ -1,0 +1,208 @@
+"""Bounds on memory, processes and CPU that no program can step over, where the machine lends cgroups.
+
+    <hierarchy>/<own group>/rz-agent/<owner>/<sandbox>/<program>
+
+`owner` is `<pid>-<start time>` of the harness, so that a later one can tell what a dead one left behind.
+The sandbox's uid may move its own processes into a program's group and change nothing else.
+Versions 1 (one hierarchy a controller) and 2 (one for all, processes only in leaves).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+from dataclasses import dataclass
+from pathlib import Path
+
+from ..provider import Limits, Total
+
+FOLDER = "rz-agent"
+AGENT_LEAF = "agent"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Hierarchy:
+    """A mounted hierarchy in which this process may make groups below `path`."""
+
+    version: int
+    controllers: frozenset[str]
+    path: Path
+
+
+def _put(path: Path, value: object) -> None:
+    path.write_text(str(value))
+
+
+def start_time(pid: int) -> str | None:
+    """Start of a process in clock ticks since boot; None when there is no such process."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[19]
+    except OSError:
+        return None
+
+
+def owner_name() -> str:
+    """This process, told apart from a later one with the same pid."""
+    return f"{os.getpid()}-{start_time(os.getpid())}"
+
+
+def _own_groups() -> dict[str, str]:
+    """This process's group for each controller; "" is version 2."""
+    groups = {}
+    for line in Path("/proc/self/cgroup").read_text().splitlines():
+        _, controllers, path = line.split(":", 2)
+        for controller in controllers.split(","):
+            groups[controller] = path
+    return groups
+
+
+def _below(mount_root: str, mount_point: str, group: str) -> Path:
+    """Where `group` is seen under a mount; the mount point itself when it is not."""
+    relative = os.path.relpath(group, mount_root)
+    candidate = Path(mount_point) / relative
+    return candidate if not relative.startswith("..") and candidate.is_dir() else Path(mount_point)
+
+
+def _writable(path: Path) -> bool:
+    try:
+        (path / FOLDER).mkdir(exist_ok=True)
+    except OSError:
+        return False
+    return True
+
+
+def find_hierarchies() -> list[Hierarchy]:
+    """The hierarchies with a memory, pids or cpu controller in which groups can be made."""
+    own = _own_groups()
+    found = []
+    for line in Path("/proc/self/mountinfo").read_text().splitlines():
+        left, _, right = line.partition(" - ")
+        kind, _, options = right.split(" ", 2)
+        root, point = left.split()[3:5]
+        if kind == "cgroup":
+            names = frozenset(options.split(",")) & {"memory", "pids", "cpu"}
+            group = own.get(next(iter(names), ""), "/")
+            path = _below(root, point, group)
+        elif kind == "cgroup2":
+            path = _below(root, point, own.get("", "/"))
+            if path != Path(point):
+                path = path.parent  # a group with processes of its own cannot have groups with limits
+            enabled = path / "cgroup.subtree_control" if path != Path(point) else path / "cgroup.controllers"
+            names = frozenset(enabled.read_text().split()) & {"memory", "pids", "cpu"}
+        else:
+            continue
+        if names and _writable(path):
+            found.append(Hierarchy(version=2 if kind == "cgroup2" else 1, controllers=names, path=path / FOLDER))
+    return found
+
+
+def remove_tree(path: Path) -> bool:
+    """Remove a group and those below it; True when it is gone."""
+    try:
+        for child in path.iterdir():
+            if child.is_dir():
+                remove_tree(child)
+        path.rmdir()
+    except FileNotFoundError:
+        return True
+    except OSError:  # a process has not quite ended
+        return False
+    return True
+
+
+def sweep(hierarchies: list[Hierarchy]) -> list[str]:
+    """Remove the groups of harnesses that are no more; their names."""
+    removed = set()
+    for hierarchy in hierarchies:
+        for folder in hierarchy.path.iterdir():
+            pid, _, begun = folder.name.partition("-")
+            if folder.is_dir() and pid.isdigit() and start_time(int(pid)) != begun and remove_tree(folder):
+                removed.add(folder.name)
+    return sorted(removed)
+
+
+class SandboxGroups:
+    """The groups of one sandbox, one in each hierarchy."""
+
+    def __init__(self, hierarchies: list[Hierarchy], name: str, total: Total, uid: int | None) -> None:
+        self._uid = uid
+        self._folders = [(h, h.path / owner_name() / name) for h in hierarchies]
+        for hierarchy, folder in self._folders:
+            folder.mkdir(parents=True)
+            if hierarchy.version == 2:
+                for path in (hierarchy.path, folder.parent, folder):
+                    _put(path / "cgroup.subtree_control", " ".join(f"+{c}" for c in hierarchy.controllers))
+                (folder / AGENT_LEAF).mkdir()
+                self._lend(folder)  # moving needs the common parent's list too
+            _limit(hierarchy, folder, memory_mb=total.memory_mb, pids=total.pids, cpus=total.cpus)
+
+    def _lend(self, folder: Path) -> None:
+        if self._uid is not None:
+            os.chown(folder / "cgroup.procs", self._uid, self._uid)
+
+    def has(self, controller: str) -> bool:
+        """Whether this controller bounds the sandbox."""
+        return any(controller in h.controllers for h, _ in self._folders)
+
+    def join_fds(self) -> list[int]:
+        """Open lists through which the agent moves itself in."""
+        leaves = [f / AGENT_LEAF if h.version == 2 else f for h, f in self._folders]
+        return [os.open(leaf / "cgroup.procs", os.O_WRONLY) for leaf in leaves]
+
+    def folder_fds(self) -> list[int]:
+        """Open folders below which the spawner finds a program's group; cpu alone has none."""
+        return [os.open(folder, os.O_RDONLY | os.O_DIRECTORY) for _, folder in self._program_folders()]
+
+    def _program_folders(self) -> list[tuple[Hierarchy, Path]]:
+        return [(h, f) for h, f in self._folders if h.controllers & {"memory", "pids"}]
+
+    def add(self, name: str, limits: Limits) -> None:
+        """A group for one program."""
+        for hierarchy, folder in self._program_folders():
+            (folder / name).mkdir()
+            # + 1: its init counts as well
+            _limit(hierarchy, folder / name, memory_mb=limits.memory_mb, pids=limits.pids + 1, cpus=None)
+            self._lend(folder / name)
+
+    def remove(self, name: str) -> None:
+        """Drop a program's group; one that is still busy goes with the sandbox."""
+        for _, folder in self._program_folders():
+            remove_tree(folder / name)
+
+    def oom_kills(self, name: str = "") -> int:
+        """Processes of a program (or of the sandbox) that the kernel has killed for memory so far."""
+        for hierarchy, folder in self._folders:
+            if "memory" in hierarchy.controllers:
+                events = "memory.events" if hierarchy.version == 2 else "memory.oom_control"
+                with contextlib.suppress(OSError):
+                    for line in (folder / name / events).read_text().splitlines():
+                        if line.startswith("oom_kill "):
+                            return int(line.split()[1])
+        return 0
+
+    async def close(self) -> None:
+        """Remove the groups, waiting up to two seconds for the last process to leave the kernel."""
+        for _ in range(100):
+            if all([remove_tree(folder) for _, folder in self._folders]):
+                return
+            await asyncio.sleep(0.02)
+
+
+def _limit(hierarchy: Hierarchy, folder: Path, *, memory_mb: int, pids: int, cpus: float | None) -> None:
+    if "memory" in hierarchy.controllers and hierarchy.version == 2:
+        _put(folder / "memory.max", memory_mb << 20)
+        with contextlib.suppress(OSError):  # no swap accounting
+            _put(folder / "memory.swap.max", 0)
+    elif "memory" in hierarchy.controllers:
+        _put(folder / "memory.limit_in_bytes", memory_mb << 20)
+        with contextlib.suppress(OSError):
+            _put(folder / "memory.memsw.limit_in_bytes", memory_mb << 20)
+    if "pids" in hierarchy.controllers:
+        _put(folder / "pids.max", pids)
+    if "cpu" in hierarchy.controllers and cpus is not None:
+        if hierarchy.version == 2:
+            _put(folder / "cpu.max", f"{int(cpus * 100000)} 100000")
+        else:
+            _put(folder / "cpu.cfs_period_us", 100000)
+            _put(folder / "cpu.cfs_quota_us", int(cpus * 100000))

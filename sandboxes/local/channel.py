@@ -1,0 +1,122 @@
+"""The harness's end of the socket to one agent: many calls in flight, told apart by their id.
+
+Invariant: every call ends. It gets its answer, or `Died` when the socket ends, or `CallTimeout` when the
+agent itself is silent. A cancelled call tells the agent to stop its program.
+Waits: a call for its own answer; the reader task for bytes.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import itertools
+import json
+import socket
+from collections.abc import Callable
+
+from ..provider import CallTimeout, DeathCause, Died
+from .agent_wire import LENGTH, MAX_HEADER, Header, pack
+
+MAX_BODY = 256 << 20
+
+
+class Channel:
+    """One agent's socket. `why_dead` is asked once, when the socket has ended."""
+
+    def __init__(self, *, provider: str, sandbox_id: str, why_dead: Callable[[], tuple[DeathCause, str]]) -> None:
+        self._provider, self._sandbox_id, self._why_dead = provider, sandbox_id, why_dead
+        self._waiting: dict[int, asyncio.Future[tuple[Header, bytes]]] = {}
+        self._ids = itertools.count(1)
+        self._socket: socket.socket | None = None
+        self._reader: asyncio.StreamReader | None = None
+        self._writer: asyncio.StreamWriter | None = None
+        self._task: asyncio.Task[None] | None = None
+        self._death: Died | None = None
+
+    @property
+    def dead(self) -> bool:
+        """Whether the agent is known to be gone."""
+        return self._death is not None
+
+    async def open(self, ours: socket.socket, settings: Header, timeout_s: float) -> Header:
+        """Send the first frame and return the agent's greeting. TimeoutError, or EOFError when it ended."""
+        ours.setblocking(False)
+        self._socket = ours
+        self._reader, self._writer = await asyncio.open_unix_connection(sock=ours)
+        async with asyncio.timeout(timeout_s):
+            self._writer.write(pack(settings))
+            hello, _ = await self._frame(self._reader)
+        self._task = asyncio.create_task(self._read(self._reader), name=f"sandbox {self._sandbox_id}")
+        return hello
+
+    async def call(self, header: Header, body: bytes = b"", *, timeout_s: float) -> tuple[Header, bytes]:
+        """One request and its answer."""
+        number = next(self._ids)
+        answer: asyncio.Future[tuple[Header, bytes]] = asyncio.get_running_loop().create_future()
+        self._send({**header, "id": number}, body)
+        self._waiting[number] = answer
+        try:
+            async with asyncio.timeout(timeout_s):
+                return await answer
+        except TimeoutError:
+            raise CallTimeout(
+                f"no answer to {header['op']!r} in {timeout_s:g} s",
+                provider=self._provider,
+                sandbox_id=self._sandbox_id,
+            ) from None
+        except asyncio.CancelledError:
+            with contextlib.suppress(Died):
+                self._send({"op": "cancel", "id": next(self._ids), "target": number})
+            raise
+        finally:
+            self._waiting.pop(number, None)
+
+    def _send(self, header: Header, body: bytes = b"") -> None:
+        if self._death is not None:
+            raise self._death.again()
+        assert self._writer is not None, "call() before open()"
+        self._writer.write(pack(header, body))
+
+    async def _frame(self, reader: asyncio.StreamReader) -> tuple[Header, bytes]:
+        (size,) = LENGTH.unpack(await reader.readexactly(LENGTH.size))
+        if size > MAX_HEADER:
+            raise ValueError(f"frame header of {size} bytes")
+        header: Header = json.loads(await reader.readexactly(size))
+        length = int(header["n"])
+        if not 0 <= length <= MAX_BODY:
+            raise ValueError(f"frame body of {length} bytes")
+        return header, await reader.readexactly(length)
+
+    async def _read(self, reader: asyncio.StreamReader) -> None:
+        try:
+            while True:
+                header, body = await self._frame(reader)
+                answer = self._waiting.get(header["id"])
+                if answer is not None and not answer.done():
+                    answer.set_result((header, body))
+        except (EOFError, OSError, ValueError, KeyError) as error:
+            self.fail(*self._why_dead(), error)
+
+    def fail(self, cause: DeathCause, message: str, error: BaseException | None = None) -> None:
+        """Every waiter, now and later, gets `Died`."""
+        if self._death is None:
+            self._death = Died(message, provider=self._provider, sandbox_id=self._sandbox_id, cause=cause)
+            self._death.__cause__ = error
+        for answer in self._waiting.values():
+            if not answer.done():
+                answer.set_exception(self._death.again())
+
+    async def close(self) -> None:
+        """End the socket for every copy of it, in forked processes too."""
+        self.fail("closed", "it was closed")
+        if self._task is not None:
+            self._task.cancel()
+            with contextlib.suppress(asyncio.CancelledError):
+                await self._task
+        if self._socket is not None:
+            with contextlib.suppress(OSError):
+                self._socket.shutdown(socket.SHUT_RDWR)
+        if self._writer is not None:
+            self._writer.close()
+        elif self._socket is not None:
+            self._socket.close()

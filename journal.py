@@ -10,8 +10,8 @@ an episode is finished at most once; a group is consumed at most once, and only 
 finished; updates are consumed and completed in order, the batch before its step, the update before its
 version is published.
 
-Waits: the caller of a write for one group commit (`journal_writer`), so asyncio code uses the twins `aadmit` and
-`afinish_episode`; readers for nobody and nobody for readers (write-ahead log).
+Waits: the caller of a write for one group commit (`journal_writer`), so asyncio code uses the twins
+`aadmit` and `afinish_episode`; readers for nobody and nobody for readers (write-ahead log).
 synchronous = FULL, not NORMAL: NORMAL may forget the last transactions when the machine loses power, and
 then a version that engines and a checkpoint already know would have no record. Group commit pays for it.
 """
@@ -79,10 +79,10 @@ class Journal:
 
     def close(self) -> None:
         """Write what is pending, give back the lock; raise the failure of an event, if there was one."""
-        if self._writer is not None:
-            self._writer.close()
         with self._reading:
             self._reader.close()
+        if self._writer is not None:
+            self._writer.close()  # last, so that it can fold the write-ahead log into the file
         if self._lock_file is not None:
             self._lock_file.close()
         self._raise_event_failure()
@@ -128,9 +128,9 @@ class Journal:
         self._write(completion(update, version, weights_checksum, metrics, checkpoint))
 
     def record_event(self, kind: str, payload: Mapping[str, Any]) -> None:
-        """Record what happened to an engine, a sandbox or the audit. Returns at once: the next commit holds it.
+        """Record what happened to an engine, a sandbox or the audit.
 
-        If it could not be written, the next write or close() raises why.
+        Returns at once: the next commit holds it. If it cannot be written, the next write or close() raises.
         """
         row = (time.time(), kind, json.dumps(dict(payload)))
         future = self._submit(

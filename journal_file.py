@@ -28,11 +28,15 @@ CREATE TABLE segments (episode INTEGER NOT NULL REFERENCES episodes(episode), pl
                        PRIMARY KEY (episode, place));
 CREATE TABLE images   (digest BLOB PRIMARY KEY, png BLOB NOT NULL);
 CREATE TABLE batches  ("update" INTEGER NOT NULL, place INTEGER NOT NULL,
-                       group_id TEXT NOT NULL UNIQUE REFERENCES groups(group_id), PRIMARY KEY ("update", place));
+                       group_id TEXT NOT NULL UNIQUE REFERENCES groups(group_id),
+                       PRIMARY KEY ("update", place));
 CREATE TABLE updates  ("update" INTEGER PRIMARY KEY, version INTEGER NOT NULL UNIQUE,
                        weights_checksum TEXT NOT NULL, metrics TEXT NOT NULL, checkpoint TEXT);
-CREATE TABLE events   (event INTEGER PRIMARY KEY, time REAL NOT NULL, kind TEXT NOT NULL, payload TEXT NOT NULL);
+CREATE TABLE events   (event INTEGER PRIMARY KEY, time REAL NOT NULL, kind TEXT NOT NULL,
+                       payload TEXT NOT NULL);
 """
+
+GIVE_A_PATH = "Give the path of a run's journal.sqlite."
 
 
 def connect(path: Path, mode: Literal["ro", "rw", "rwc"]) -> sqlite3.Connection:
@@ -59,9 +63,7 @@ def create(path: Path) -> None:
 
 def open_to_read(path: Path) -> sqlite3.Connection:
     if not path.exists():
-        raise _refusal(
-            path, "path", str(path), "No journal is there. Give the path of a run's journal.sqlite."
-        )
+        raise _refusal(path, "path", str(path), f"No journal is there. {GIVE_A_PATH}")
     db = connect(path, "ro")
     try:
         check_schema(path, db)
@@ -75,9 +77,7 @@ def check_schema(path: Path, db: sqlite3.Connection) -> None:
     try:
         (found,) = db.execute("PRAGMA user_version").fetchone()
     except sqlite3.DatabaseError as error:
-        raise _refusal(
-            path, "path", str(path), "Give the path of a run's journal.sqlite.", str(error)
-        ) from error
+        raise _refusal(path, "path", str(path), GIVE_A_PATH, str(error)) from error
     if found != SCHEMA_VERSION:
         why = f"is not the schema {SCHEMA_VERSION} that this version of rz-agent reads and writes."
         raise _refusal(path, "schema", found, "Use the version that began the run, or begin a new run.", why)

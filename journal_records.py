@@ -43,6 +43,11 @@ class GroupProgress:
     def complete(self) -> bool:
         return len(self.finished) == self.record.size
 
+    @property
+    def left(self) -> bool:
+        """Finished with nothing to train on: all masked, or without an action token."""
+        return self.complete and self.oldest_version is None
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class UpdateRecord:

@@ -106,9 +106,8 @@ def admission(record: GroupRecord) -> Job:
     def job(db: sqlite3.Connection) -> None:
         (expected,) = db.execute("SELECT coalesce(max(position) + 1, 0) FROM groups").fetchone()
         if record.position != expected:
-            raise ValueError(
-                f"group {record.group_id} has position {record.position}, the next is {expected}"
-            )
+            place = f"position {record.position}, the next is {expected}"
+            raise ValueError(f"group {record.group_id} has {place}: positions have no gap")
         db.execute(
             "INSERT INTO groups (group_id, task_id, position, size, admitted_version, planned_update) "
             "VALUES (?, ?, ?, ?, ?, ?)",
@@ -120,18 +119,20 @@ def admission(record: GroupRecord) -> Job:
 
 def ending(trajectory: Trajectory, index: int) -> Job:
     """The record of a finished episode; encoded here, in the caller's thread."""
-    rows = [encode(segment) for segment in trajectory.segments]
+    rows = [
+        (place, row.length, row.columns, row.sampling, row.contract, row.images, row.checksum)
+        for place, row in enumerate(map(encode, trajectory.segments))
+    ]
     images = {image_digest(png): png for segment in trajectory.segments for png in segment.images}
-    metrics = _json_of(trajectory.metrics)
-    name, group_id = trajectory.episode_id, trajectory.group_id
+    reward, metrics = float(trajectory.reward), _json_of(trajectory.metrics)
+    name, group_id, oldest = trajectory.episode_id, trajectory.group_id, trajectory.oldest_version
+    outcome = (trajectory.status, trajectory.mask_reason, reward, metrics, oldest, len(rows))
 
     def job(db: sqlite3.Connection) -> None:
         group = db.execute("SELECT task_id, size FROM groups WHERE group_id = ?", (group_id,)).fetchone()
         if group is None or group["task_id"] != trajectory.task_id:
             found = "was never admitted" if group is None else f"is of task {group['task_id']}"
-            raise ValueError(
-                f"episode {name} of group {group_id}, task {trajectory.task_id}: the group {found}"
-            )
+            raise ValueError(f"episode {name}, task {trajectory.task_id}: its group {group_id} {found}")
         if not 0 <= index < group["size"]:
             raise ValueError(f"episode {name} has index {index}, its group {group['size']} episodes")
         query = 'SELECT episode_id FROM episodes WHERE episode_id = ? OR (group_id = ? AND "index" = ?)'
@@ -140,14 +141,13 @@ def ending(trajectory: Trajectory, index: int) -> Job:
         cursor = db.execute(
             'INSERT INTO episodes (group_id, "index", episode_id, status, mask_reason, reward, metrics, '
             "oldest_version, segments) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?)",
-            (group_id, index, name, trajectory.status, trajectory.mask_reason, float(trajectory.reward), metrics,
-             trajectory.oldest_version, len(rows)),
-        )  # fmt: skip
+            (group_id, index, name, *outcome),
+        )
         db.executemany("INSERT OR IGNORE INTO images (digest, png) VALUES (?, ?)", images.items())
         db.executemany(
             "INSERT INTO segments (episode, place, length, columns, sampling, contract, images, checksum) "
             "VALUES (?, ?, ?, ?, ?, ?, ?, ?)",
-            [(cursor.lastrowid, place, *astuple(row)) for place, row in enumerate(rows)],
+            [(cursor.lastrowid, *row) for row in rows],
         )
 
     return job
@@ -202,9 +202,7 @@ def _check_consumable(db: sqlite3.Connection, group_id: str) -> None:
     if row is None:
         raise ValueError(f"group {group_id} was never admitted")
     if row["trained"] is not None:
-        raise ValueError(
-            f"group {group_id} was consumed by update {row['trained']}: no group is trained twice"
-        )
+        raise ValueError(f"group {group_id} was consumed by update {row['trained']}: trained once is enough")
     if row["finished"] != row["size"]:
         raise ValueError(f"group {group_id} has {row['finished']} finished episodes of {row['size']}")
 

@@ -15,7 +15,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
@@ -80,7 +80,7 @@ class Segment:
             "policy_version": np.int32,
         }
         for name, dtype in columns.items():
-            array = np.array(getattr(self, name), dtype=dtype)
+            array: NDArray[Any] = np.array(getattr(self, name), dtype=dtype)
             array.flags.writeable = False
             object.__setattr__(self, name, array)
             if array.ndim != 1 or len(array) != len(self.token_ids):

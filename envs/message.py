@@ -32,3 +32,22 @@ class Observation(TypedDict):
 
     messages: tuple[Message, ...]
     images: tuple[bytes, ...]
+
+
+def observation(shown: object, role: Role, *, name: str | None = None) -> Observation:
+    """What an author returned, as an observation: a text becomes one message of that role.
+
+    >>> observation("42", "tool", name="python")["messages"]
+    ({'role': 'tool', 'content': '42', 'name': 'python'},)
+    """
+    if isinstance(shown, dict):
+        return Observation(messages=tuple(shown["messages"]), images=tuple(shown.get("images", ())))
+    if isinstance(shown, list | tuple):
+        return Observation(messages=tuple(shown), images=())
+    message = Message(role=role, content=str(shown))
+    if name:
+        message["name"] = name
+    return Observation(messages=(message,), images=())
+
+
+NOTHING = Observation(messages=(), images=())

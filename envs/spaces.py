@@ -7,14 +7,15 @@ environment checker sends samples as actions.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable
 from typing import Any
 
 import gymnasium
 
 from .message import Message, Observation
 
-_WORDS = ("", " ", "\\boxed{4}", "<tool_call>", "</tool_call>", '{"name": "python"}', "é", "中", "🙂", "\n", "42")
+_PLAIN = ("", " ", "\n", "42", "é", "中", "🙂")
+_WORDS = (*_PLAIN, "\\boxed{4}", "<tool_call>", "</tool_call>", '{"name": "python"}')
 
 
 class ActionSpace(gymnasium.Space[str]):
@@ -42,7 +43,7 @@ class ActionSpace(gymnasium.Space[str]):
     def __repr__(self) -> str:
         return "ActionSpace()"
 
-    def to_jsonable(self, sample_n: Sequence[str]) -> list[str]:
+    def to_jsonable(self, sample_n: Iterable[str]) -> list[str]:
         return list(sample_n)
 
     def from_jsonable(self, sample_n: list[Any]) -> list[str]:

@@ -81,7 +81,7 @@ def tool(function: Function) -> Function:
 
 
 def tool_spec(function: Callable[..., Any], *, method: str | None = None) -> ToolSpec:
-    """The spec of a marked function. A first parameter called `self` is the environment's, not the policy's."""
+    """The spec of a marked function. A parameter called `self` is the environment's, not the policy's."""
     name = function.__name__
     summary, details = _docstring(function)
     hints = get_type_hints(function, include_extras=True)
@@ -90,7 +90,7 @@ def tool_spec(function: Callable[..., Any], *, method: str | None = None) -> Too
         if parameter.name == "self":
             continue
         if parameter.kind not in (parameter.POSITIONAL_OR_KEYWORD, parameter.KEYWORD_ONLY):
-            raise TypeError(f"tool {name}: parameter {parameter} has no name a policy could give; name each one")
+            raise TypeError(f"tool {name}: a policy cannot give {parameter} by name; name each parameter")
         if parameter.name not in hints:
             raise TypeError(f"tool {name}: parameter {parameter.name} has no type; annotate it")
         default = ... if parameter.default is parameter.empty else parameter.default

@@ -3,9 +3,9 @@
     parse(text) -> Reply(thought, content, calls)
 
 Invariants: `parse` is total (any text gives a Reply, nothing raises); one malformed call never hides a
-well-formed one beside it; a call inside a thought is not a call; a marker inside a call's JSON string is text.
-A thought is `<think>...</think>`; a `</think>` without its opening (templates that open it in the prompt) makes
-all before it a thought; a thought that never ends takes the rest.
+well-formed one beside it; a call inside a thought is no call; a marker inside a call's JSON string is text.
+A thought is `<think>...</think>`; a `</think>` without its opening (templates that open it in the prompt)
+makes all before it a thought; a thought that never ends takes the rest.
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ from typing import Any, Literal, NoReturn
 Status = Literal["ok", "not_closed", "not_json", "not_an_object", "no_name", "no_arguments", "not_unicode"]
 
 _MARKER = re.compile(r"<think>|</think>|<tool_call>")
+_SPACE = re.compile(r"\s*")
 _OPEN, _CLOSE = "<tool_call>", "</tool_call>"
 
 
@@ -53,9 +54,9 @@ class Reply:
 def parse(text: str) -> Reply:
     """Take a reply apart.
 
-    >>> reply = parse('<think>6*7</think>So <tool_call>{"name": "python", "arguments": {"code": "6*7"}}</tool_call>')
+    >>> reply = parse('<think>hm</think>So <tool_call>{"name": "add", "arguments": {"a": 1}}</tool_call>')
     >>> reply.content, reply.calls[0].name, reply.calls[0].status
-    ('So ', 'python', 'ok')
+    ('So ', 'add', 'ok')
     """
     thought, content, calls, position = "", "", [], 0
     while marker := _MARKER.search(text, position):
@@ -75,7 +76,7 @@ def parse(text: str) -> Reply:
 
 def _call(text: str, start: int) -> tuple[ToolCall, int]:
     """The call whose JSON begins at or after `start`, and where to read on."""
-    body = len(text) - len(text[start:].lstrip())
+    body = _SPACE.match(text, start).end()  # type: ignore[union-attr]  # it matches the empty string too
     try:
         value, end = _DECODER.raw_decode(text, body)
         fault = ""

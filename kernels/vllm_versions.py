@@ -6,6 +6,9 @@ whose behaviour was read in these releases only.
 
 from __future__ import annotations
 
+import dataclasses
+from typing import Any
+
 from ..errors import ConfigError
 from . import cpu_library
 
@@ -31,3 +34,13 @@ def release() -> tuple[int, int]:
 def tags_versions() -> bool:
     """Whether the engine says which weight version sampled each token; if not, our own code tags."""
     return release() >= (0, 32)
+
+
+def without_merging(mapper: Any) -> Any:
+    """A model's map from checkpoint names to vLLM names, less the rules that merge q, k, v and gate, up.
+
+    0.32 keeps those rules in the map; before, the model's load_weights had them.
+    """
+    if "orig_to_new_stacked" not in {field.name for field in dataclasses.fields(mapper)}:
+        return mapper
+    return dataclasses.replace(mapper, orig_to_new_stacked={})

@@ -25,6 +25,7 @@ from vllm.distributed.weight_transfer.base import (
 
 from ..errors import RunStopped
 from ..weight_store import tensor_checksum
+from . import vllm_versions
 from .vllm_linear import engine_linears
 
 
@@ -137,9 +138,10 @@ def held_tensor(model: Any, name: str) -> Tensor:
 
 
 def _engine_name(model: Any, name: str) -> str:
-    """vLLM's name for a tensor of the checkpoint; image models move their parts."""
-    mapper = type(model).__dict__.get("hf_to_vllm_mapper")
-    return name if mapper is None else str(mapper.apply_list([name])[0])
+    """vLLM's name for a tensor of the checkpoint, before merging; image models move their parts."""
+    if not hasattr(model, "hf_to_vllm_mapper"):
+        return name
+    return str(vllm_versions.without_merging(model.hf_to_vllm_mapper).apply_list([name])[0])
 
 
 def _module(model: torch.nn.Module, path: str, name: str) -> Any:

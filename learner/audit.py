@@ -138,9 +138,7 @@ class Audit:
                     gap = np.abs(item.segment.behaviour_logprobs - recomputed)[wrong]
                     largest = max(largest, float(gap.max()))
                     named += self._name(item, version, wrong, recomputed, self._keep - len(named))
-        return AuditReport(
-            tokens=tokens, differing=differing, max_abs_diff=largest, differences=tuple(named)
-        )
+        return AuditReport(tokens=tokens, differing=differing, max_abs_diff=largest, differences=tuple(named))
 
     def diagnose(self, segment: Segment, version: int, cold: ColdScore | None = None) -> str:
         """Name the single fault that reproduces the differing tokens of `segment` at `version`."""
@@ -198,7 +196,8 @@ class Audit:
 def different_bits(a: Float32, b: Float32) -> Bool:
     """bool[T] where the float32 bit patterns differ: 0.0 and -0.0 differ, as do two NaN payloads."""
     left, right = np.ascontiguousarray(a, np.float32), np.ascontiguousarray(b, np.float32)
-    return left.view(np.uint32) != right.view(np.uint32)
+    differs: Bool = left.view(np.uint32) != right.view(np.uint32)
+    return differs
 
 
 def shifted_by(shift: int, recorded: Float32, honest: Float32, wrong: Bool) -> bool:

@@ -250,7 +250,7 @@ async def explain(
         segment = trajectories[difference.episode_id].segments[difference.segment]
         version = boxes.engine.version
         cold = await boxes.engine.score(
-            segment.token_ids, temperature=segment.sampling.temperature, cold=True
+            segment.token_ids.tolist(), temperature=segment.sampling.temperature, cold=True
         )
         cause = await in_learner(
             boxes.audit.diagnose, segment, difference.version, ColdScore(version=version, logprobs=cold)
@@ -296,5 +296,5 @@ def forget_checkpoints(run_dir: Path, keep: int) -> None:
 
 
 async def _until_set(event: threading.Event) -> None:
-    while not event.is_set():
+    while not event.is_set():  # noqa: ASYNC110  a signal handler sets it, outside of any event loop
         await asyncio.sleep(0.1)

@@ -54,7 +54,9 @@ def _run_apart(name: str) -> Finding:
         done = subprocess.run(command, capture_output=True, text=True, timeout=DEADLINE_S, check=False)
     except subprocess.TimeoutExpired:
         return Finding(
-            check=name, status="failed", detail=f"no answer within {DEADLINE_S:g} s",
+            check=name,
+            status="failed",
+            detail=f"no answer within {DEADLINE_S:g} s",
             remedy="See what the machine is busy with, then try again.",
         )
     answer = done.stdout.strip().rpartition("\n")[2]
@@ -63,7 +65,9 @@ def _run_apart(name: str) -> Finding:
     last = done.stderr.strip().rpartition("\n")[2] or "it printed nothing"
     died = f"killed by signal {-done.returncode}" if done.returncode < 0 else f"exit code {done.returncode}"
     return Finding(
-        check=name, status="failed", detail=f"{died}: {last}",
+        check=name,
+        status="failed",
+        detail=f"{died}: {last}",
         remedy="Run `make quickstart` again to repair the installation; this check must not crash.",
     )
 

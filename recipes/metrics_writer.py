@@ -1,6 +1,6 @@
 """The figures of a run, one JSON object an update, and the same as TensorBoard events and to W&B.
 
-    MetricsWriter(run_dir, tracking, keep_through=k)   k: the last durable update, -1 for a new run
+    MetricsWriter(run_dir, tracking, keep_through=k)   k: the last durable update, 0 for a new run
     write(figures)                                     in the order of updates, each once
 
 Invariants: metrics.jsonl holds each update at most once, in order, whatever was killed when: opening
@@ -42,7 +42,7 @@ class MetricsWriter:
         run_dir: Path,
         tracking: TrackingSection,
         *,
-        keep_through: int = -1,
+        keep_through: int = 0,
         config: Mapping[str, Any] | None = None,
     ) -> None:
         run_dir.mkdir(parents=True, exist_ok=True)
@@ -85,12 +85,12 @@ class MetricsWriter:
 
 
 def _cut(run_dir: Path, keep_through: int) -> int:
-    """Leave only whole lines of updates up to `keep_through`; returns the last one left, else -1."""
+    """Leave only whole lines of updates up to `keep_through`; returns the last one left, else 0."""
     kept = [line for line in read_metrics(run_dir) if line["update"] <= keep_through]
     scratch = run_dir / f"{FILE}.tmp"
     scratch.write_text("".join(json.dumps(line) + "\n" for line in kept))
     scratch.replace(run_dir / FILE)
-    return int(kept[-1]["update"]) if kept else -1
+    return int(kept[-1]["update"]) if kept else 0
 
 
 def _plain(value: Any) -> Any:
@@ -150,7 +150,10 @@ def _open_wandb(run_dir: Path, wandb_section: WandbSection, config: Mapping[str,
         import wandb
     except ImportError:
         raise ConfigError(
-            source="recipe", key="tracking.wandb", value=wandb_section.project, why="needs the package wandb.",
+            source="recipe",
+            key="tracking.wandb",
+            value=wandb_section.project,
+            why="needs the package wandb.",
             remedy="pip install wandb, or leave the table out.",
         ) from None
     return wandb.init(

@@ -1,6 +1,6 @@
 """The folder of the model that a recipe names, built into the cache when it is one we make.
 
-    model_folder(section, say) -> Path    a Hugging Face folder, complete or a ConfigError
+model_folder(section, say) -> Path    a Hugging Face folder, complete or a ConfigError
 """
 
 from __future__ import annotations
@@ -33,7 +33,9 @@ def model_folder(section: ModelSection, say: Say = lambda text: None) -> Path:
     folder = Path(section.path)
     if not (folder / "config.json").is_file():
         raise ConfigError(
-            source="recipe", key="model.path", value=section.path,
+            source="recipe",
+            key="model.path",
+            value=section.path,
             why="is no Hugging Face folder (no config.json in it).",
             remedy='Use "tiny", "smollm2" or the path of a folder that from_pretrained reads.',
         )

@@ -199,7 +199,9 @@ class LiveObserver:
     def _render(self) -> RenderableType:
         clock, figures = self._clock, self._figures
         spent = minutes(time.monotonic() - self._start)
-        head = Text.assemble((self._title, "bold"), f"  {self._phase}  {spent} spent, {minutes(clock.left_s())} left")
+        head = Text.assemble(
+            (self._title, "bold"), f"  {self._phase}  {spent} spent, {minutes(clock.left_s())} left"
+        )
         if self.stop.is_set():
             head.append("  stopping after a checkpoint (Ctrl-C again ends at once)", style="yellow")
         table = Table.grid(padding=(0, 3))

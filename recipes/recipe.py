@@ -1,6 +1,6 @@
 """A recipe: everything that a run is made of, in one frozen object that a TOML file spells out.
 
-    Recipe               the model; defaults train the tiny model on rz/PythonMath-v0
+    Recipe               the model; its defaults are the schema's, the shipped files are what was tried
     parse(data, source)  from plain tables; every fault is a ConfigError naming file, key, value, remedy
     warnings(recipe)     what can be run but is known to go wrong
 
@@ -55,7 +55,8 @@ class Recipe(Section):
     seed: int = Field(0, ge=0, lt=2**31, description="seeds the order of tasks and the sampling")
     runtime: Literal["local", "ray"] = Field("local", description='"local" (one machine) or "ray"')
     kernels: Literal["aligned", "standard"] = Field(
-        "aligned", description='"aligned" (learner and engine equal in every bit) or "standard" (the baseline)'
+        "aligned",
+        description='"aligned" (learner and engine equal in every bit) or "standard" (the baseline)',
     )
     updates: int = Field(150, ge=1, description="updates of the learner")
     groups_per_batch: int = Field(16, ge=1, description="groups that one update trains on")
@@ -63,7 +64,7 @@ class Recipe(Section):
     env: EnvSection = EnvSection()
     rollout: RolloutSection = RolloutSection()
     lag: LagSection = LagSection()
-    learner: LearnerConfig = LearnerConfig(lr=3e-4, clip_grad=1.0)
+    learner: LearnerConfig = LearnerConfig()
     audit: AuditSection = AuditSection()
     checkpoint: CheckpointSection = CheckpointSection()
     sandbox: SandboxConfig = SandboxConfig()
@@ -73,8 +74,13 @@ class Recipe(Section):
 
     @model_validator(mode="after")
     def _combinations(self) -> Self:
-        checks = (self._learner_fault, self._sampling_fault, self._length_fault, self._time_fault,
-                  self._runtime_fault)
+        checks = (
+            self._learner_fault,
+            self._sampling_fault,
+            self._length_fault,
+            self._time_fault,
+            self._runtime_fault,
+        )
         for fault in checks:
             if found := fault():
                 key, value, why, remedy = found
@@ -84,60 +90,102 @@ class Recipe(Section):
     def _sampling_fault(self) -> Fault | None:
         rollout, lag = self.rollout, self.lag
         if rollout.top_p != 1.0:
-            return ("rollout.top_p", rollout.top_p, "cannot be trained on: the tokens it cuts off have no "
-                    "probability under the sampler but some under the learner.", "Use 1.")
+            return (
+                "rollout.top_p",
+                rollout.top_p,
+                "cannot be trained on: the tokens it cuts off have no "
+                "probability under the sampler but some under the learner.",
+                "Use 1.",
+            )
         if rollout.top_k not in (0, 1):
-            return ("rollout.top_k", rollout.top_k, "cannot be trained on: the tokens it cuts off have no "
-                    "probability under the sampler but some under the learner.", "Use 0 (off).")
+            return (
+                "rollout.top_k",
+                rollout.top_k,
+                "cannot be trained on: the tokens it cuts off have no "
+                "probability under the sampler but some under the learner.",
+                "Use 0 (off).",
+            )
         if rollout.top_k == 1:
-            return ("rollout.top_k", 1, "draws the same episode for a whole group: every advantage is 0.",
-                    "Use 0 (off).")
+            return (
+                "rollout.top_k",
+                1,
+                "draws the same episode for a whole group: every advantage is 0.",
+                "Use 0 (off).",
+            )
         if lag.schedule == "constant" and lag.max_lag == 0:
-            return ("lag.schedule", "constant", "says nothing at max_lag = 0.",
-                    'Use "bounded", or a max_lag of at least 1.')
+            return (
+                "lag.schedule",
+                "constant",
+                "says nothing at max_lag = 0.",
+                'Use "bounded", or a max_lag of at least 1.',
+            )
         return None
 
     def _length_fault(self) -> Fault | None:
         rollout = self.rollout
         if rollout.max_tokens >= rollout.context_len:
-            return ("rollout.max_tokens", rollout.max_tokens,
-                    f"leaves no room for a prompt in rollout.context_len = {rollout.context_len}.",
-                    f"Use less than {rollout.context_len}, or a longer context.")
-        blocks = rollout.engine.block_size
-        if rollout.context_len % blocks:
-            longer = math.ceil(rollout.context_len / blocks) * blocks
-            return ("rollout.context_len", rollout.context_len,
-                    f"is no multiple of rollout.engine.block_size = {blocks}.", f"Use {longer}.")
+            return (
+                "rollout.max_tokens",
+                rollout.max_tokens,
+                f"leaves no room for a prompt in rollout.context_len = {rollout.context_len}.",
+                f"Use less than {rollout.context_len}, or a longer context.",
+            )
+        engine = rollout.engine
+        if engine.max_num_batched_tokens < engine.max_num_seqs:
+            return (
+                "rollout.engine.max_num_batched_tokens",
+                engine.max_num_batched_tokens,
+                f"is smaller than rollout.engine.max_num_seqs = {engine.max_num_seqs}: a step could not "
+                "decode every running request.",
+                f"Use at least {engine.max_num_seqs}.",
+            )
         return None
 
     def _time_fault(self) -> Fault | None:
         rollout, sandbox = self.rollout, self.sandbox
         if rollout.step_deadline_s > rollout.episode_deadline_s:
-            return ("rollout.step_deadline_s", rollout.step_deadline_s,
-                    f"is longer than rollout.episode_deadline_s = {rollout.episode_deadline_s:g}.",
-                    f"Use at most {rollout.episode_deadline_s:g}.")
-        need = rollout.episode_deadline_s + sandbox.scoring_buffer_s
-        if sandbox.lifetime_s < need:
-            return ("sandbox.lifetime_s", sandbox.lifetime_s,
-                    f"is shorter than rollout.episode_deadline_s + sandbox.scoring_buffer_s = {need:g}: an "
-                    "episode would lose its sandbox before it is scored.",
-                    f"Use at least {need:g}, or a shorter rollout.episode_deadline_s.")
+            return (
+                "rollout.step_deadline_s",
+                rollout.step_deadline_s,
+                f"is longer than rollout.episode_deadline_s = {rollout.episode_deadline_s:g}.",
+                f"Use at most {rollout.episode_deadline_s:g}.",
+            )
+        if sandbox.limits.timeout_s > rollout.step_deadline_s:
+            return (
+                "sandbox.limits.timeout_s",
+                sandbox.limits.timeout_s,
+                f"is longer than rollout.step_deadline_s = {rollout.step_deadline_s:g}: a slow program would "
+                "end the step instead of being told to the policy.",
+                f"Use at most {rollout.step_deadline_s:g}, or a longer rollout.step_deadline_s.",
+            )
         return None
 
     def _runtime_fault(self) -> Fault | None:
         if self.runtime == "local" and self.ray.address is not None:
-            return ("ray.address", self.ray.address, 'is used by runtime = "ray" only.',
-                    'Set runtime = "ray", or leave ray.address out.')
+            return (
+                "ray.address",
+                self.ray.address,
+                'is used by runtime = "ray" only.',
+                'Set runtime = "ray", or leave ray.address out.',
+            )
         if self.runtime == "local" and self.rollout.engine.replicas > 1:
-            return ("rollout.engine.replicas", self.rollout.engine.replicas, 'needs runtime = "ray".',
-                    'Set runtime = "ray", or use 1.')
+            return (
+                "rollout.engine.replicas",
+                self.rollout.engine.replicas,
+                'needs runtime = "ray".',
+                'Set runtime = "ray", or use 1.',
+            )
         return None
 
     def _learner_fault(self) -> Fault | None:
         for name, owner in LEARNER_FROM.items():
             if name in self.learner.model_fields_set:
-                return (f"learner.{name}", getattr(self.learner, name), f"is set by {owner} for both sides.",
-                        f"Set {owner} instead.")
+                return (
+                    f"learner.{name}",
+                    getattr(self.learner, name),
+                    f"is set by {owner} for both sides.",
+                    f"Set {owner} instead.",
+                )
         return None
 
     def learner_config(self) -> LearnerConfig:
@@ -174,7 +222,7 @@ def warnings(recipe: Recipe) -> list[str]:
         )
     if lag.schedule == "constant" and recipe.updates <= lag.max_lag:
         said.append(
-            f"updates = {recipe.updates} never reaches a lag of {lag.max_lag}: use more than {lag.max_lag} updates."
+            f"updates = {recipe.updates} never reaches a lag of {lag.max_lag}: use more than {lag.max_lag}."
         )
     reachable = (lag.max_lag + 1) * recipe.groups_per_batch * rollout.group_size
     if rollout.episodes_in_flight > reachable:

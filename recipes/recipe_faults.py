@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import difflib
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, get_args
 
 from pydantic import BaseModel, ValidationError
@@ -32,10 +32,15 @@ def first_fault(error: ValidationError, model: type[BaseModel], source: str) -> 
     more = f" ({len(faults) - 1} more after this one.)" if len(faults) > 1 else ""
     if fault["type"] == "extra_forbidden":
         return ConfigError(
-            source=source, key=".".join(path), value=fault["input"], why="is no key of a recipe.",
+            source=source,
+            key=".".join(path),
+            value=fault["input"],
+            why="is no key of a recipe.",
             remedy=_near_miss(path, model) + more,
         )
     value = "(missing)" if fault["type"] == "missing" else fault["input"]
+    if isinstance(value, Mapping):
+        value = "(this table)"
     return ConfigError(
         source=source, key=".".join(path), value=value, why=_reason(fault), remedy=_remedy(path, model) + more
     )
@@ -61,11 +66,11 @@ def _near_miss(path: Sequence[str], model: type[BaseModel]) -> str:
     owner = _model_at(path[:-1], model)
     siblings = list(owner.model_fields) if owner else []
     prefix = ".".join([*path[:-1], ""]) if path[:-1] else ""
-    if close := difflib.get_close_matches(path[-1], siblings, n=1, cutoff=0.6):
-        return f"Did you mean {prefix}{close[0]}?"
     everywhere = _all_keys(model)
     if same := [key for key in everywhere if key.rpartition(".")[2] == path[-1]]:
         return f"Did you mean {' or '.join(same)}?"
+    if close := difflib.get_close_matches(path[-1], siblings, n=1, cutoff=0.6):
+        return f"Did you mean {prefix}{close[0]}?"
     last = {key.rpartition(".")[2]: key for key in everywhere}
     if close := difflib.get_close_matches(path[-1], list(last), n=1, cutoff=0.75):
         return f"Did you mean {last[close[0]]}?"

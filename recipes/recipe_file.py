@@ -1,7 +1,7 @@
 """Where a recipe comes from: a TOML file, a shipped name, an environment's short name, and `--set`.
 
     load(name_or_file, overrides, sandbox)   -> Recipe
-    for_environment(env, overrides, sandbox) -> Recipe   the recipe shipped for it, else the defaults
+    for_environment(env, overrides, sandbox) -> Recipe   the recipe shipped for it, else `default`
     shipped()                                -> names of the shipped recipes
 
 An override is `table.key=value` with a TOML value; a bare word is taken as a string.
@@ -26,7 +26,9 @@ Tables = dict[str, Any]
 def shipped() -> list[str]:
     """Names of the recipes inside the package."""
     folder = resources.files(__package__).joinpath("shipped")
-    return sorted(entry.name.removesuffix(".toml") for entry in folder.iterdir() if entry.name.endswith(".toml"))
+    return sorted(
+        entry.name.removesuffix(".toml") for entry in folder.iterdir() if entry.name.endswith(".toml")
+    )
 
 
 def load(name_or_file: str, overrides: Sequence[str] = (), sandbox: Path | None = None) -> Recipe:
@@ -36,11 +38,13 @@ def load(name_or_file: str, overrides: Sequence[str] = (), sandbox: Path | None 
 
 
 def for_environment(env: str, overrides: Sequence[str] = (), sandbox: Path | None = None) -> Recipe:
-    """The recipe shipped under the environment's short name; the default recipe on any other one."""
+    """The recipe shipped under the environment's short name; for any other, the one named default."""
     if env in shipped():
         return load(env, overrides, sandbox)
-    name = re.sub(r"[^A-Za-z0-9._-]+", "-", env).strip("-._") or "run"
-    return _finish({"name": name, "env": {"id": env}}, f"--env {env}", overrides, sandbox)
+    tables, _ = _read("default")
+    tables["name"] = re.sub(r"[^A-Za-z0-9._-]+", "-", env).strip("-._") or "run"
+    tables["env"] = {"id": env}
+    return _finish(tables, f"recipe default on {env}", overrides, sandbox)
 
 
 def apply_override(tables: Tables, override: str) -> None:
@@ -71,7 +75,10 @@ def _toml_value(key: str, text: str) -> Any:
         if re.fullmatch(r"[A-Za-z0-9_./:@~+-]+", text):
             return text
         raise ConfigError(
-            source="--set", key=key, value=text, why="is no TOML value.",
+            source="--set",
+            key=key,
+            value=text,
+            why="is no TOML value.",
             remedy='Numbers, true, false, "text", [1, 2] and {a = 1} are; quote it for the shell.',
         ) from None
 
@@ -95,7 +102,10 @@ def _read(name_or_file: str) -> tuple[Tables, str]:
         close = difflib.get_close_matches(name_or_file, shipped(), n=1)
         hint = f"Did you mean {close[0]}? " if close else ""
         raise ConfigError(
-            source="--recipe", key="recipe", value=name_or_file, why="is no file and no shipped recipe.",
+            source="--recipe",
+            key="recipe",
+            value=name_or_file,
+            why="is no file and no shipped recipe.",
             remedy=f"{hint}Shipped: {', '.join(shipped())}.",
         )
     return _read_file(path), str(path)

@@ -42,12 +42,12 @@ class Run:
 
     @property
     def updates_done(self) -> int:
-        return int(self.last["update"]) + 1 if self.last else 0
+        return int(self.last["update"]) if self.last else 0
 
     @property
     def state(self) -> str:
-        """Its exit reason, or "unfinished" for one that goes on or was killed."""
-        return str(self.summary.get("exit_reason", "unfinished"))
+        """Why it ended, or "unfinished" for one that goes on or was killed."""
+        return str(self.summary.get("reason", "unfinished"))
 
 
 def new_run(root: Path, name: str) -> Path:
@@ -77,7 +77,11 @@ def find_run(root: Path, name: str) -> Path:
             return path
     names = ", ".join(path.name for path in _run_folders(root)) or "there are none"
     raise ConfigError(
-        source=str(root), key="run", value=name, why=f"is no run (no {RECIPE} in it).", remedy=f"Runs: {names}."
+        source=str(root),
+        key="run",
+        value=name,
+        why=f"is no run (no {RECIPE} in it).",
+        remedy=f"Runs: {names}.",
     )
 
 
@@ -110,8 +114,13 @@ def describe(run: Run, window: int = 20) -> list[tuple[str, str]]:
         ("audit", _audit_line(metrics)),
         ("lag", _lag_line(metrics, run.recipe)),
     ]
-    files = {"recipe": RECIPE, "figures": "metrics.jsonl", "plots": "summary.png", "journal": JOURNAL,
-             "TensorBoard": "tensorboard"}
+    files = {
+        "recipe": RECIPE,
+        "figures": "metrics.jsonl",
+        "plots": "summary.png",
+        "journal": JOURNAL,
+        "TensorBoard": "tensorboard",
+    }
     lines += [(name, str(run.path / file)) for name, file in files.items() if (run.path / file).exists()]
     return lines
 
@@ -142,7 +151,9 @@ def _audit_line(metrics: list[dict[str, Any]]) -> str:
         return "nothing audited"
     tokens = sum(int(line["audit/tokens"]) for line in audited)
     differing = sum(int(line.get("audit/differing", 0)) for line in audited)
-    worst = max((line["audit/max_abs_diff"] for line in audited if "audit/max_abs_diff" in line), default=None)
+    worst = max(
+        (line["audit/max_abs_diff"] for line in audited if "audit/max_abs_diff" in line), default=None
+    )
     return f"{differing} of {tokens} action tokens differ, largest difference {number(worst)}"
 
 
@@ -164,7 +175,10 @@ def export_model(run: Run, out: Path) -> int:
     versions = store.versions()
     if not versions:
         raise ConfigError(
-            source=str(run.path), key="weights", value="(none)", why="has no published weights yet.",
+            source=str(run.path),
+            key="weights",
+            value="(none)",
+            why="has no published weights yet.",
             remedy="Let it finish an update first.",
         )
     begun_with = model_folder(run.recipe.model)
@@ -187,7 +201,9 @@ def export_trajectories(run: Run, out: Path) -> int:
         for update in journal.updates():
             for group_id in journal.consumed(update.update):
                 for trajectory in journal.group(group_id):
-                    file.write(json.dumps(_trajectory_json(update.update, trajectory), allow_nan=False) + "\n")
+                    file.write(
+                        json.dumps(_trajectory_json(update.update, trajectory), allow_nan=False) + "\n"
+                    )
                     count += 1
     return count
 

@@ -25,7 +25,7 @@ class ModelSection(Section):
     path: str = Field(
         "tiny",
         min_length=1,
-        description='"tiny" (built from the seed), "smollm2" (SmolLM2-135M-Instruct) or a Hugging Face folder',
+        description='"tiny" (built from a seed), "smollm2" (SmolLM2-135M-Instruct) or a Hugging Face folder',
     )
     dtype: Literal["float32", "bfloat16"] = Field(
         "float32", description="the type that both the engine and the learner compute in"
@@ -53,7 +53,9 @@ class EngineSection(Section):
     replicas: int = Field(1, ge=1, description='engines side by side; more than one needs runtime = "ray"')
     max_num_seqs: int = Field(64, ge=1, description="requests computed together")
     max_num_batched_tokens: int = Field(2048, ge=16, description="tokens of one engine step")
-    block_size: int = Field(16, ge=8, description="tokens of one block of the key/value cache")
+    block_size: int = Field(
+        32, ge=32, multiple_of=32, description="tokens of one block of the cache, 32, 64, ..."
+    )
     kv_cache_gb: float = Field(1.0, gt=0, description="memory of the key/value cache, in GiB")
     threads: int = Field(1, ge=1, description="threads of the engine on a CPU")
 
@@ -62,7 +64,9 @@ class RolloutSection(Section):
     """How episodes are run and what their actions are drawn from."""
 
     episodes_in_flight: int = Field(128, ge=1, description="episodes that run at once")
-    group_size: int = Field(8, ge=2, description="episodes of one task, at least 2: their mean is the baseline")
+    group_size: int = Field(
+        8, ge=2, description="episodes of one task, at least 2: their mean is the baseline"
+    )
     temperature: float = Field(1.0, gt=0, description="above 0; 1 is the model's own distribution")
     top_p: float = Field(1.0, gt=0, le=1, description="1 for training")
     top_k: int = Field(0, ge=0, description="0 (off) for training")
@@ -71,7 +75,9 @@ class RolloutSection(Section):
     context_len: int = Field(1024, ge=16, description="tokens of one segment: prompt, actions, observations")
     step_deadline_s: float = Field(60.0, gt=0, description="seconds for one step of the environment")
     episode_deadline_s: float = Field(300.0, gt=0, description="seconds for one episode, sampling included")
-    seeded: bool = Field(True, description="give each request a seed made from the run's, so it can be repeated")
+    seeded: bool = Field(
+        True, description="give each request a seed made from the run's, so it can be repeated"
+    )
     engine: EngineSection = EngineSection()
 
 
@@ -79,7 +85,10 @@ class LagSection(Section):
     """How far behind the learner the sampled tokens may be."""
 
     max_lag: int = Field(
-        8, ge=0, le=MAX_LAG, description=f"updates between sampling and training, 0 (synchronous) to {MAX_LAG}"
+        8,
+        ge=0,
+        le=MAX_LAG,
+        description=f"updates between sampling and training, 0 (synchronous) to {MAX_LAG}",
     )
     schedule: Literal["bounded", "constant"] = Field(
         "bounded",
@@ -132,5 +141,7 @@ class RaySection(Section):
     """Which Ray cluster, with `runtime = "ray"`."""
 
     address: str | None = Field(
-        None, min_length=1, description='"auto", "ray://HOST:PORT" or HOST:PORT; left out: a cluster on this machine'
+        None,
+        min_length=1,
+        description='"auto", "ray://HOST:PORT" or HOST:PORT; left out: a cluster on this machine',
     )

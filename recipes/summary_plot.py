@@ -47,7 +47,13 @@ def draw(run_dir: Path) -> Path | None:
 
 
 def _panel(
-    axis: Any, updates: list[int], lines: list[dict[str, Any]], title: str, name: str, second: str | None, log: bool
+    axis: Any,
+    updates: list[int],
+    lines: list[dict[str, Any]],
+    title: str,
+    name: str,
+    second: str | None,
+    log: bool,
 ) -> None:
     axis.set_ylabel(title, fontsize=9)
     axis.grid(alpha=0.25)

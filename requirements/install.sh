@@ -89,8 +89,14 @@ locked_packages() {
 
 log=$(mktemp "${TMPDIR:-/tmp}/rz-agent-install.XXXXXX")
 interpreter=$(find_python)
-stamp=$venv/rz-agent-$({ cat $(files) "$root/pyproject.toml" "$0"; echo "$root" "$interpreter"; } | sha256sum | cut -c1-16)
-if [[ -e $stamp && -z $(missing_packages "$interpreter") ]]; then
+
+# One stamp for each prefix of the lock files, so that a larger installation satisfies a smaller request.
+stamps=()
+for ((count = 1; count <= ${#locks[@]}; count++)); do
+  hash=$({ cat $(files | head -n "$count") "$root/pyproject.toml" "$0"; echo "$root" "$interpreter"; } | sha256sum)
+  stamps+=("$venv/rz-agent-${hash:0:16}")
+done
+if [[ -e ${stamps[-1]} && -z $(missing_packages "$interpreter") ]]; then
   rm -f "$log"; exit 0
 fi
 
@@ -102,5 +108,5 @@ locked_packages
 say "this checkout, editable"
 "$venv/bin/python" -m pip install --no-input --no-deps --no-build-isolation --disable-pip-version-check -q -e "$root" \
   >"$log" 2>&1 || { tail -n 20 "$log" >&2; exit 1; }
-rm -f "$venv"/rz-agent-* "$log"; touch "$stamp"
+rm -f "$venv"/rz-agent-* "$log"; touch "${stamps[@]}"
 say "installed in $venv"

@@ -12,7 +12,7 @@ header of the next turn. What stands before the mark must be what the previous p
 as, followed by what was said. If it is not, the template has rewritten history (a `<think>` part
 removed, an old message dropped), no append can express that, and the result opens a new segment: the
 whole conversation as the template writes it, the policy's earlier turns given by their text.
-White space at which the template pares a turn does not count: the ids stay as sampled.
+White space that the template adds to or takes from a turn does not count: the ids stay as sampled.
 
 Invariants: `Turn.extends` means that sampled ids stay where they are and only ids behind them are
 added. Generation may be retried at will: nothing changes until `act`. Nothing here waits.
@@ -152,4 +152,4 @@ def _after_stop(close: str, stop: str) -> str:
 
 
 def _same(rendered: str, seen: str) -> bool:
-    return rendered == seen or rendered.split() == seen.split()
+    return rendered == seen or "".join(rendered.split()) == "".join(seen.split())

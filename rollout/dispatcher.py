@@ -19,10 +19,12 @@ import hashlib
 import time
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
+from typing import Literal
 
 from ..envs.task import Task
 from ..errors import RunStopped
 from ..journal import GroupProgress, GroupRecord, Journal
+from ..sandboxes.pool import InfraBreaker
 from ..trajectory import Trajectory
 from .scheduler import Scheduler
 
@@ -40,10 +42,10 @@ class EpisodeRequest:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Signals:
-    """What an episode tells while it runs: it is about to send its first request; it has a token."""
+    """What an episode tells: it is about to send its first request; this version sampled its first token."""
 
     first_request: Callable[[], None]
-    first_token: Callable[[], None]
+    first_token: Callable[[int], None]
 
 
 RunEpisode = Callable[[EpisodeRequest, Signals], Awaitable[Trajectory]]
@@ -61,16 +63,6 @@ def seed_of(*parts: object) -> int:
 
 
 @dataclass(slots=True)
-class _OpenGroup:
-    """Episodes of a running group that are still missing, and its oldest token so far."""
-
-    missing: int
-    oldest_version: int | None
-    requested: bool = False
-    sampled: bool = False
-
-
-@dataclass(slots=True)
 class Tally:
     """What the rollout side did since it was last asked: for the figures of one update."""
 
@@ -80,26 +72,6 @@ class Tally:
     prompt_tokens: int = 0
     cached_tokens: int = 0
     idle_s: float = 0.0
-
-
-class InfraBreaker:
-    """Stops the run once the share of masked episodes among the last `window` passes `share`."""
-
-    def __init__(self, *, share: float, window: int = 100) -> None:
-        self._share, self._window = share, window
-        self._recent: list[bool] = []
-        self._last_reason = ""
-
-    def saw(self, trajectory: Trajectory) -> None:
-        """Raises RunStopped past the share; needs a full window, so a first hiccup stops nothing."""
-        self._recent = [*self._recent, trajectory.masked][-self._window :]
-        self._last_reason = trajectory.mask_reason or self._last_reason
-        failed = sum(self._recent)
-        if len(self._recent) == self._window and failed > self._share * self._window:
-            raise RunStopped(
-                f"{failed} of the last {self._window} episodes failed for infrastructure reasons, more than "
-                f"sandbox.infra_failed_share = {self._share}; the last one: {self._last_reason}"
-            )
 
 
 class Dispatcher:
@@ -116,13 +88,13 @@ class Dispatcher:
         episodes_in_flight: int,
         seed: int,
         breaker: InfraBreaker,
+        on_infra_failure: Literal["mask", "retry", "stop"] = "mask",
     ) -> None:
         self._scheduler, self._journal = scheduler, journal
         self._run_episode, self._task_at = run_episode, task_at
         self._group_size, self._room, self._seed = group_size, episodes_in_flight, seed
-        self._breaker = breaker
+        self._breaker, self._on_infra_failure = breaker, on_infra_failure
         self._changed = asyncio.Event()
-        self._open: dict[str, _OpenGroup] = {}
         self._running: set[asyncio.Task[None]] = set()
         self._tally = Tally()
         self._idle_since: float | None = time.monotonic()
@@ -133,11 +105,12 @@ class Dispatcher:
             async with asyncio.TaskGroup() as episodes:
                 for group in unfinished:
                     self._start_group(episodes, group)
-                while not self._scheduler.done:
+                while not self._scheduler.finished:
                     if (record := await self._admit()) is None:
                         await self._wait_for_change()
                     else:
-                        self._start_group(episodes, GroupProgress(record=record, finished=frozenset(), oldest_version=None))
+                        begun = GroupProgress(record=record, finished=frozenset(), oldest_version=None)
+                        self._start_group(episodes, begun)
         except BaseExceptionGroup as failures:
             raise failures.exceptions[0] from None
         finally:
@@ -145,7 +118,7 @@ class Dispatcher:
 
     async def next_batch(self) -> list[str] | None:
         """Group ids that the next update trains on; None when all updates are made or the data ended."""
-        while not self._scheduler.done:
+        while not self._scheduler.finished:
             if batch := self._scheduler.next_batch():
                 return batch
             await self._wait_for_change()
@@ -186,10 +159,7 @@ class Dispatcher:
 
     def _start_group(self, episodes: asyncio.TaskGroup, group: GroupProgress) -> None:
         record = group.record
-        missing = [index for index in range(record.size) if index not in group.finished]
-        self._open[record.group_id] = _OpenGroup(
-            missing=len(missing), oldest_version=group.oldest_version, sampled=bool(group.finished)
-        )
+        missing = sorted(set(range(record.size)) - group.finished)
         task = self._task_at(record.position)
         for index in missing:
             episode_id = f"{record.group_id}-{index}"
@@ -212,38 +182,29 @@ class Dispatcher:
 
     async def _run_one(self, request: EpisodeRequest) -> None:
         signals = Signals(
-            first_request=lambda: self._first_request(request.group_id),
-            first_token=lambda: self._first_token(request.group_id),
+            first_request=lambda: self._scheduler.first_request(request.group_id),
+            first_token=lambda version: self._first_token(request.group_id, version),
         )
         trajectory = await self._run_episode(request, signals)
+        if trajectory.masked and self._on_infra_failure == "retry":
+            lost = {"episode": request.episode_id, "why": trajectory.mask_reason}
+            self._journal.record_event("retry", lost)
+            trajectory = await self._run_episode(request, signals)
         await self._journal.afinish_episode(trajectory, request.index)
         self._count(trajectory)
-        self._close_episode(trajectory)
-        self._breaker.saw(trajectory)
+        self._scheduler.finish_episode(
+            trajectory.group_id, trajectory.oldest_version, masked=trajectory.masked
+        )
+        self._breaker.record(failed=trajectory.masked)
+        if trajectory.masked and self._on_infra_failure == "stop":
+            raise RunStopped(
+                f"episode {trajectory.episode_id} lost its infrastructure: {trajectory.mask_reason}\n"
+                '  sandbox.on_infra_failure = "stop" ends the run there; repair it and resume, or set "mask".'
+            )
 
-    def _first_request(self, group_id: str) -> None:
-        group = self._open[group_id]
-        if not group.requested:
-            group.requested = True
-            self._scheduler.first_request(group_id)
-
-    def _first_token(self, group_id: str) -> None:
-        group = self._open[group_id]
-        if not group.sampled:
-            group.sampled = True
-            self._scheduler.first_token(group_id)
-            self._changed.set()
-
-    def _close_episode(self, trajectory: Trajectory) -> None:
-        group = self._open[trajectory.group_id]
-        group.missing -= 1
-        if not trajectory.masked and (version := trajectory.oldest_version) is not None:
-            oldest = group.oldest_version
-            group.oldest_version = version if oldest is None else min(oldest, version)
-        if not group.missing:
-            del self._open[trajectory.group_id]
-            self._scheduler.finish(trajectory.group_id, group.oldest_version)
-            self._changed.set()
+    def _first_token(self, group_id: str, version: int) -> None:
+        self._scheduler.first_token(group_id, version)
+        self._changed.set()
 
     def _count(self, trajectory: Trajectory) -> None:
         tally = self._tally

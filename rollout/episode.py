@@ -10,27 +10,32 @@ segment with its own log-probability and version; an episode ends in exactly one
 A missing log-probability, a dead engine or a bug in an environment is not an outcome of the episode:
 it is raised and stops the run.
 
-Waits: the episode for the engine and for its environment, each under a deadline; nobody for it.
-Cancelling the coroutine aborts the request and closes the environment.
+Waits: the episode for the engine (until the episode's deadline) and for its environment (until the
+step's deadline); nobody for it. Cancelling the coroutine aborts the request and closes the environment.
 """
 
 from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
-from contextlib import asynccontextmanager
+from collections.abc import Awaitable, Callable, Mapping
+from contextlib import aclosing
 from dataclasses import dataclass, field
-from typing import TypeVar
+from typing import Any, Literal, TypeVar
 
-from ..envs.env import Action, AgentEnv
-from ..sandboxes.provider import SandboxError
-from ..trajectory import Sampling, Segment, Status, Trajectory
+from ..envs.action import Action
+from ..envs.env import AgentEnv, Step
+from ..envs.failure import mask_reason
+from ..errors import RzError
+from ..trajectory import Int32, Sampling, Segment, Status, Trajectory
 from .conversation import Conversation, room
 from .dispatcher import EpisodeRequest, Signals, seed_of
 from .engine import Completion, Engine
 from .renderer import Renderer
 from .segment_builder import SegmentBuilder
+
+T = TypeVar("T")
+Limit = Literal["turns", "time", "tokens"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -42,7 +47,8 @@ class EpisodeLimits:
     context_len         tokens of one segment
     step_deadline_s     one call of the environment: its tools have deadlines of their own, so passing
                         this one means that the environment hangs
-    episode_deadline_s  the whole episode
+    episode_deadline_s  the whole episode; checked when the policy is to act, so that a tool call in
+                        progress ends by its own deadline and the episode can still be scored
     """
 
     max_tokens: int
@@ -56,27 +62,47 @@ class _Infrastructure(Exception):
     """The place failed, not the policy."""
 
 
+class _Reached(Exception):
+    """A limit of the episode was reached before the environment ended it."""
+
+    def __init__(self, limit: Limit) -> None:
+        self.limit = limit
+
+
 @dataclass(slots=True)
 class _Record:
     """What has happened in one running episode."""
 
+    open: SegmentBuilder
     segments: list[Segment] = field(default_factory=list)
-    open: SegmentBuilder | None = None
     reward: float = 0.0
     turns: int = 0
     prompt_tokens: int = 0
     cached_tokens: int = 0
     env_metrics: dict[str, float] = field(default_factory=dict)
+    started: float = field(default_factory=time.monotonic)
 
-    def close_segment(self) -> None:
-        """Keep the open segment; one in which nothing was sampled says nothing and is dropped."""
-        if self.open is not None and self.open.num_actions:
+    def open_segment(self, builder: SegmentBuilder) -> None:
+        """Keep the segment so far; one in which nothing was sampled says nothing and is dropped."""
+        if self.open.num_actions:
             self.segments.append(self.open.build())
-        self.open = None
+        self.open = builder
+
+    def rollout_metrics(self) -> dict[str, float]:
+        return {
+            "episode/turns": float(self.turns),
+            "episode/seconds": time.monotonic() - self.started,
+            "rollout/prompt_tokens": float(self.prompt_tokens),
+            "rollout/cached_tokens": float(self.cached_tokens),
+        }
 
 
 class EpisodeRunner:
-    """Runs episodes of one environment on one engine. Holds no episode: one serves all coroutines."""
+    """Runs episodes of one environment on one engine. Holds no episode: one serves all coroutines.
+
+    make_env   a fresh environment for each episode
+    seeded     give each request a seed that follows from the episode's and the turn
+    """
 
     def __init__(
         self,
@@ -93,25 +119,16 @@ class EpisodeRunner:
 
     async def run(self, request: EpisodeRequest, signals: Signals) -> Trajectory:
         """Play the episode to its end; raises only what must stop the run."""
-        record, started = _Record(), time.monotonic()
-        status, reason = "ok", ""
-        try:
-            async with asyncio.timeout(self._limits.episode_deadline_s) as deadline:
-                status = await self._play(request, signals, record)
-        except TimeoutError:
-            if not deadline.expired():
-                raise
-            status = "truncated"
-        except _Infrastructure as failure:
-            status, reason = "masked", str(failure)
-        record.close_segment()
-        metrics = {
-            **record.env_metrics,
-            "episode/turns": float(record.turns),
-            "episode/seconds": time.monotonic() - started,
-            "rollout/prompt_tokens": float(record.prompt_tokens),
-            "rollout/cached_tokens": float(record.cached_tokens),
-        }
+        record = _Record(open=self._segment([]))
+        status: Status = "ok"
+        reason = ""
+        env = self._make_env()
+        async with aclosing(env):
+            try:
+                status = await self._play(env, request, signals, record)
+            except _Infrastructure as failure:
+                status, reason = "masked", str(failure)
+        record.open_segment(self._segment([]))
         return Trajectory(
             episode_id=request.episode_id,
             group_id=request.group_id,
@@ -120,90 +137,103 @@ class EpisodeRunner:
             reward=0.0 if status == "masked" else record.reward,
             status=status,
             mask_reason=reason,
-            metrics=metrics,
+            metrics={**record.env_metrics, **record.rollout_metrics()},
         )
 
-    async def _play(self, request: EpisodeRequest, signals: Signals, record: _Record) -> Status:
-        async with self._environment(request) as env:
-            observation, info = await self._within_step(
-                env.areset(seed=request.seed, options={"task": request.task}), "reset"
-            )
-            self._refuse_masked(info)
-            talk = Conversation(self._renderer, observation["messages"], env.tool_schemas)
-            self._open_segment(record, talk.prompt)
-            while record.turns < self._limits.max_turns:
+    async def _play(
+        self, env: AgentEnv, request: EpisodeRequest, signals: Signals, record: _Record
+    ) -> Status:
+        reset = env.areset(seed=request.seed, options={"task": request.task})
+        # Setting a task up has a deadline of the task's own, which may be longer than a step's.
+        observation, info = await self._infrastructure("reset", reset)
+        self._refuse_masked(info)
+        talk = Conversation(self._renderer, observation["messages"], env.prompt_tools)
+        record.open_segment(self._segment(talk.prompt))
+        try:
+            while True:
                 completion = await self._sample(request, signals, record)
-                if completion is None:
-                    return "truncated"
-                text = talk.act(completion.token_ids)
-                observation, reward, terminated, truncated, info = await self._within_step(
-                    env.astep(Action(text=text)), f"step {record.turns}"
+                action = Action(
+                    text=talk.act(completion.token_ids), token_ids=tuple(completion.token_ids.tolist())
                 )
-                self._refuse_masked(info)
-                record.reward += float(reward)
-                record.env_metrics |= info.get("metrics", {})
+                step = await self._within_step(env.astep(action), f"step {record.turns}")
+                observation, _, terminated, truncated, _ = self._note(step, record)
                 if terminated or truncated:
                     return "ok" if terminated else "truncated"
                 turn = talk.observe(observation["messages"])
-                if not turn.extends:
-                    record.close_segment()
-                    self._open_segment(record, turn.token_ids)
-                elif record.open is not None:
+                if turn.extends:
                     record.open.context(turn.token_ids)
+                else:
+                    record.open_segment(self._segment(turn.token_ids))
+        except _Reached as reached:
+            self._note(await self._within_step(env.atruncate(reached.limit), "scoring"), record)
             return "truncated"
 
-    async def _sample(
-        self, request: EpisodeRequest, signals: Signals, record: _Record
-    ) -> Completion | None:
-        """One turn of the policy; None where the context has no room for another token."""
-        assert record.open is not None, "a segment is open while the episode plays"
+    async def _sample(self, request: EpisodeRequest, signals: Signals, record: _Record) -> Completion:
+        """One turn of the policy; raises _Reached where a limit leaves no room for it."""
         most = room(len(record.open), context=self._limits.context_len, cap=self._limits.max_tokens)
+        if record.turns >= self._limits.max_turns:
+            raise _Reached("turns")
         if not most:
-            return None
-        signals.first_request()
-        completion = await self._engine.generate(
-            record.open.ids,
-            self._sampling,
-            max_tokens=most,
-            stop_token_ids=self._renderer.stop_token_ids,
-            seed=seed_of(request.seed, record.turns) if self._seeded else None,
-        )
+            raise _Reached("tokens")
+        if not record.turns:
+            signals.first_request()
+        left_s = record.started + self._limits.episode_deadline_s - time.monotonic()
+        try:
+            async with asyncio.timeout(left_s) as deadline:
+                completion = await self._engine.generate(
+                    record.open.ids.tolist(),
+                    self._sampling,
+                    max_tokens=most,
+                    stop_token_ids=self._renderer.stop_token_ids,
+                    seed=seed_of(request.seed, record.turns) if self._seeded else None,
+                )
+        except TimeoutError:
+            if not deadline.expired():
+                raise
+            raise _Reached("time") from None
+        if not record.turns:
+            signals.first_token(int(completion.versions[0]))
         record.open.actions(completion)
         record.turns += 1
         record.prompt_tokens += completion.prompt_tokens
         record.cached_tokens += completion.cached_tokens
-        signals.first_token()
         return completion
 
-    def _open_segment(self, record: _Record, prompt: object) -> None:
-        record.open = SegmentBuilder(sampling=self._sampling, contract=self._engine.contract)
-        record.open.context(prompt)  # type: ignore[arg-type]
+    def _segment(self, prompt: Int32 | list[int]) -> SegmentBuilder:
+        builder = SegmentBuilder(sampling=self._sampling, contract=self._engine.contract)
+        builder.context(prompt)
+        return builder
 
-    @asynccontextmanager
-    async def _environment(self, request: EpisodeRequest) -> AsyncIterator[AgentEnv]:
-        env = self._make_env()
-        try:
-            yield env
-        finally:
-            await asyncio.shield(env.aclose())
+    def _note(self, step: Step, record: _Record) -> Step:
+        """Keep the step's reward and metrics."""
+        _, reward, _, _, info = step
+        self._refuse_masked(info)
+        record.reward += float(reward)
+        record.env_metrics |= {name: float(value) for name, value in info.get("metrics", {}).items()}
+        return step
 
-    async def _within_step(self, call, what: str):
-        """Await the environment under the step's deadline; its infrastructure failures become ours."""
+    async def _within_step(self, call: Awaitable[T], what: str) -> T:
+        """Await the environment under the step's deadline: past it, the environment hangs."""
         try:
             async with asyncio.timeout(self._limits.step_deadline_s) as deadline:
-                return await call
+                return await self._infrastructure(what, call)
         except TimeoutError:
             if not deadline.expired():
                 raise
             raise _Infrastructure(
-                f"the environment did not answer {what} within {self._limits.step_deadline_s:g} s"
+                f"{what}: no answer within rollout.step_deadline_s = {self._limits.step_deadline_s:g}"
             ) from None
-        except SandboxError as error:
-            if error.blame != "infra":
+
+    async def _infrastructure(self, what: str, call: Awaitable[T]) -> T:
+        """Await the environment; a failure of its infrastructure becomes the episode's mask."""
+        try:
+            return await call
+        except RzError as error:
+            if (reason := mask_reason(error)) is None:
                 raise
-            raise _Infrastructure(f"{what}: {error}") from error
+            raise _Infrastructure(f"{what}: {reason}") from error
 
     @staticmethod
-    def _refuse_masked(info: dict[str, object]) -> None:
+    def _refuse_masked(info: Mapping[str, Any]) -> None:
         if reason := info.get("mask"):
             raise _Infrastructure(str(reason))

@@ -161,9 +161,9 @@ class Scheduler:
     # Groups
 
     def admit(self) -> Ticket | None:
-        """Leave for the group at `next_position`, or None: ask again after any other event."""
+        """Leave for the group at `next_position`, or None: ask again after any event. Needs a live engine."""
         version = self.lowest_version
-        if version is None or self.data_ended or not self._has_room(version):
+        if version is None or not self._engines or self.data_ended or not self._has_room(version):
             return None
         ticket = Ticket(
             group_id=group_id(self.next_position),

@@ -54,7 +54,11 @@ def engine_args(config: EngineConfig) -> dict[str, Any]:
 def contract_of(config: EngineConfig) -> str:
     """The learner's contract for aligned kernels; for stock ones a hash that no learner has."""
     aligned = operations("aligned", "cpu")
-    return aligned.contract() if config.kernels == "aligned" else contract_hash("stock", {"as": aligned.contract()})
+    return (
+        aligned.contract()
+        if config.kernels == "aligned"
+        else contract_hash("stock", {"as": aligned.contract()})
+    )
 
 
 def prompt(ids: Sequence[int], images: Sequence[bytes], salt: str) -> dict[str, Any]:
@@ -100,11 +104,19 @@ def sampling_params(
 def scoring_params(config: EngineConfig, *, prompt_tokens: int, temperature: float) -> Any:
     """vLLM's SamplingParams that score a prompt. Raises ValueError for a prompt that does not fit."""
     if not 1 <= prompt_tokens <= config.max_model_len:
-        raise ValueError(f"{prompt_tokens} tokens cannot be scored with max_model_len = {config.max_model_len}")
+        raise ValueError(
+            f"{prompt_tokens} tokens cannot be scored with max_model_len = {config.max_model_len}"
+        )
     if not temperature > 0:
         raise ValueError(f"temperature = {temperature}: a log-probability needs a temperature above 0")
     return _params(
-        temperature=temperature, top_p=1.0, top_k=0, max_tokens=1, stop_token_ids=[], seed=0, prompt_logprobs=0
+        temperature=temperature,
+        top_p=1.0,
+        top_k=0,
+        max_tokens=1,
+        stop_token_ids=[],
+        seed=0,
+        prompt_logprobs=0,
     )
 
 
@@ -140,7 +152,9 @@ def completion(output: Any, tagged: Int32 | None) -> Completion:
     token_ids = np.asarray(sampled.token_ids, dtype=np.int32)
     versions = _spans(sampled.weight_versions, len(token_ids)) if tagged is None else tagged
     if len(versions) != len(token_ids):
-        raise MissingLogprob(f"request {output.request_id}: {len(versions)} versions for {len(token_ids)} tokens")
+        raise MissingLogprob(
+            f"request {output.request_id}: {len(versions)} versions for {len(token_ids)} tokens"
+        )
     return Completion(
         token_ids=token_ids,
         logprobs=_logprobs(sampled.logprobs, token_ids, output.request_id),
@@ -174,7 +188,9 @@ def _logprobs(flat: Any, token_ids: Int32, request: str) -> Float32:
 
 def _checked(of_ids: Sequence[int], values: Sequence[float], token_ids: Int32, request: str) -> Float32:
     if len(of_ids) != len(token_ids) or len(values) != len(token_ids):
-        raise MissingLogprob(f"request {request}: {len(values)} log-probabilities for {len(token_ids)} tokens")
+        raise MissingLogprob(
+            f"request {request}: {len(values)} log-probabilities for {len(token_ids)} tokens"
+        )
     if strange := np.flatnonzero(np.asarray(of_ids, dtype=np.int32) != token_ids).tolist():
         at = strange[0]
         raise MissingLogprob(

@@ -56,21 +56,78 @@ class Episode:
 
 @dataclass
 class Records:
-    """What survives a kill; the journal's facts in plain containers."""
+    """What survives a kill: what the journal would hold, in plain containers."""
 
+    group_size: int
     tickets: dict[str, Ticket] = field(default_factory=dict)
     episodes: dict[tuple[str, int], Episode] = field(default_factory=dict)
     batches: dict[int, list[str]] = field(default_factory=dict)
     completed: int = 0
 
+    def admit(self, ticket: Ticket) -> None:
+        self.tickets[ticket.group_id] = ticket
+
+    def finish_episode(self, name: str, index: int, episode: Episode) -> None:
+        self.episodes[name, index] = episode
+
+    def consume(self, update: int, batch: list[str]) -> None:
+        self.batches[update] = batch
+
+    def complete(self, update: int) -> None:
+        self.completed = update + 1
+
+    def restore(self, scheduler: Scheduler) -> None:
+        """Tell a new scheduler where the run stands."""
+        scheduler.restore(
+            update=self.completed,
+            next_position=len(self.tickets),
+            groups=[self._untrained(t) for t in self.tickets.values() if t.group_id not in self._gone()],
+            in_training=self.batches.get(self.completed, []),
+        )
+
+    def trained(self) -> list[str]:
+        return [name for u in range(self.completed) for name in self.batches[u]]
+
+    def kept_versions(self, name: str) -> list[int]:
+        episodes = (self.episodes.get((name, i)) for i in range(self.group_size))
+        return [v for e in episodes if e is not None and not e.masked for v in e.tokens]
+
+    def left(self) -> set[str]:
+        """Groups that finished without a token that counts."""
+        return {t for t in self.tickets if not self.missing(t) and not self.kept_versions(t)}
+
+    def missing(self, name: str) -> list[int]:
+        return [i for i in range(self.group_size) if (name, i) not in self.episodes]
+
+    def unfinished(self) -> list[str]:
+        return [name for name in self.tickets if self.missing(name)]
+
+    def _gone(self) -> set[str]:
+        return {*self.trained(), *self.left()}
+
+    def _untrained(self, ticket: Ticket) -> UntrainedGroup:
+        kept = self.kept_versions(ticket.group_id)
+        return UntrainedGroup(
+            group_id=ticket.group_id,
+            position=ticket.position,
+            remaining=len(self.missing(ticket.group_id)),
+            oldest_version=min([*kept, self.completed]),
+            kept_oldest=min(kept, default=None),
+            requested=bool(kept),
+            sampled=bool(kept),
+            planned_update=ticket.planned_update,
+        )
+
 
 class Run:
     """One run over all its lives. `lags[u]` are the lags of the tokens that update u trained on."""
 
-    def __init__(self, world: World, scheduler: type[Scheduler] = Scheduler) -> None:
+    def __init__(
+        self, world: World, scheduler: type[Scheduler] = Scheduler, records: Records | None = None
+    ) -> None:
         self.world, self._type = world, scheduler
         self.random = random.Random(world.seed)
-        self.records = Records()
+        self.records = records or Records(world.group_size)
         self.lags: dict[int, list[int]] = {}
         self.lives = 0
         self._kills_left = world.kills
@@ -113,20 +170,6 @@ class Run:
             positions=world.positions,
         )
 
-    def trained(self) -> list[str]:
-        return [name for u in range(self.records.completed) for name in self.records.batches[u]]
-
-    def kept_versions(self, name: str) -> list[int]:
-        episodes = (self.records.episodes.get((name, i)) for i in range(self.world.group_size))
-        return [v for e in episodes if e is not None and not e.masked for v in e.tokens]
-
-    def left(self) -> set[str]:
-        """Groups that finished without a token that counts."""
-        return {t for t in self.records.tickets if not self.missing(t) and not self.kept_versions(t)}
-
-    def missing(self, name: str) -> list[int]:
-        return [i for i in range(self.world.group_size) if (name, i) not in self.records.episodes]
-
 
 class Life:
     """One process of the run, from its start to its end or its kill."""
@@ -164,51 +207,27 @@ class Life:
         while self.restarting and self.in_flight < self.world.slots:
             self._start_group(self.restarting.pop(0))
         while self.in_flight < self.world.slots and (ticket := self.scheduler.admit()) is not None:
-            self.run.record(lambda t=ticket: self.run.records.tickets.__setitem__(t.group_id, t))
+            self.run.record(lambda t=ticket: self.run.records.admit(t))
             self._start_group(ticket.group_id)
         if not self.scheduler.in_training and (batch := self.scheduler.next_batch()) is not None:
             update = self.scheduler.update
-            self.run.record(lambda: self.run.records.batches.__setitem__(update, batch))
+            self.run.record(lambda: self.run.records.consume(update, batch))
             self._train(batch)
 
     def _restore(self) -> None:
-        records, update = self.run.records, self.run.records.completed
-        if not records.tickets:
-            return
-        gone = set(self.run.trained()) | self.run.left()
-        in_training = records.batches.get(update, [])
-        groups = []
-        for name, ticket in records.tickets.items():
-            if name in gone:
-                continue
-            missing, kept = self.run.missing(name), self.run.kept_versions(name)
-            groups.append(
-                UntrainedGroup(
-                    group_id=name,
-                    position=ticket.position,
-                    remaining=len(missing),
-                    oldest_version=min([*kept, update]),
-                    kept_oldest=min(kept, default=None),
-                    requested=bool(kept),
-                    sampled=bool(kept),
-                    planned_update=ticket.planned_update,
-                )
-            )
-            if missing:
-                self.restarting.append(name)
-        self.scheduler.restore(
-            update=update, next_position=len(records.tickets), groups=groups, in_training=in_training
-        )
+        if self.run.records.tickets:
+            self.run.records.restore(self.scheduler)
+            self.restarting = self.run.records.unfinished()
 
     # Engines
 
     def _join(self) -> None:
         name = next(self.names)
         lowest = self.scheduler.lowest_version
-        version = self.random.randint(self.scheduler.update if lowest is None else lowest, self.scheduler.update)
+        newest = self.scheduler.update
+        version = self.random.randint(newest if lowest is None else lowest, newest)
         self.engines[name] = version
         self.scheduler.acknowledged(name, version)
-        newest = self.scheduler.update
         self._after(self._delay(), lambda: self._load(name, newest))
 
     def _publish(self, version: int) -> None:
@@ -231,7 +250,7 @@ class Life:
     # Episodes
 
     def _start_group(self, name: str) -> None:
-        for index in self.run.missing(name):
+        for index in self.run.records.missing(name):
             self.in_flight += 1
             turns = self.random.randint(1, 4)
             pause = self.random.paretovariate(self.world.tail) / turns
@@ -249,20 +268,20 @@ class Life:
             return
         self.in_flight -= 1
         episode = Episode(tokens, self.random.random() < self.world.masked_share)
-        self.run.record(lambda: self.run.records.episodes.__setitem__((name, index), episode))
+        self.run.record(lambda: self.run.records.finish_episode(name, index, episode))
         self.scheduler.finish_episode(name, min(tokens), masked=episode.masked)
 
     # Updates
 
     def _train(self, batch: list[str]) -> None:
         update = self.scheduler.update
-        lags = [update - v for name in batch for v in self.run.kept_versions(name)]
+        lags = [update - v for name in batch for v in self.run.records.kept_versions(name)]
         if max(lags) > self.world.max_lag:
             raise LagViolation(f"update {update} trains at lag {max(lags)} > {self.world.max_lag}")
         self.run.lags[update] = lags
         self._after(self.random.paretovariate(self.world.tail), lambda: self._complete(update))
 
     def _complete(self, update: int) -> None:
-        self.run.record(lambda: setattr(self.run.records, "completed", update + 1))
+        self.run.record(lambda: self.run.records.complete(update))
         self.scheduler.completed(update)
         self._publish(update + 1)

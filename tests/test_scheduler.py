@@ -5,11 +5,10 @@ from __future__ import annotations
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from simulated_run import LagViolation, Run, Stuck, World
-
 from rz_agent.errors import ConfigError
 from rz_agent.rollout.lag_certificate import UntrainedGroup, required_lag
-from rz_agent.rollout.scheduler import Scheduler, StaleToken
+from rz_agent.rollout.scheduler import Schedule, Scheduler, StaleToken, Ticket
+from simulated_run import LagViolation, Run, Stuck, World
 
 LAGS = [0, 1, 2, 8, 64]
 
@@ -38,11 +37,11 @@ def worlds(draw: st.DrawFn, max_lag: int | None = None, schedule: str | None = N
 def check_whole(run: Run) -> None:
     """Every position was admitted in order and trained once, or left because nothing in it counted."""
     tickets = list(run.records.tickets.values())
-    trained = run.trained()
+    trained = run.records.trained()
     assert [t.position for t in tickets] == list(range(len(tickets)))
     assert len(set(trained)) == len(trained)
-    assert set(trained) | run.left() == {t.group_id for t in tickets}
-    assert not set(trained) & run.left()
+    assert set(trained) | run.records.left() == {t.group_id for t in tickets}
+    assert not set(trained) & run.records.left()
     if run.records.completed < run.world.total_updates:
         assert len(tickets) == run.world.positions
     sizes = [len(run.records.batches[u]) for u in range(run.records.completed)]
@@ -142,11 +141,17 @@ def test_the_same_events_in_the_same_order_give_the_same_batches() -> None:
 @pytest.mark.parametrize("max_lag", LAGS)
 def test_constant_trains_every_batch_exactly_max_lag_updates_after_its_version(max_lag: int) -> None:
     world = World(
-        seed=3, max_lag=max_lag, schedule="constant", total_updates=max_lag + 6, engines=3, slots=100, tail=0.9
+        seed=3,
+        max_lag=max_lag,
+        schedule="constant",
+        total_updates=max_lag + 6,
+        engines=3,
+        slots=100,
+        tail=0.9,
     )
     run = Run(world).finish()
     for update, batch in run.records.batches.items():
-        oldest = [min(run.kept_versions(name)) for name in batch]
+        oldest = [min(run.records.kept_versions(name)) for name in batch]
         assert oldest == [max(0, update - max_lag)] * world.groups_per_batch
     assert max(lag for lags in run.lags.values() for lag in lags) == max_lag
 
@@ -171,7 +176,7 @@ def test_constant_keeps_the_version_until_its_groups_have_begun() -> None:
 
 def test_constant_replaces_a_group_that_left_by_a_younger_one_in_the_same_batch() -> None:
     scheduler = fresh(groups_per_batch=1, max_lag=1, schedule="constant", total_updates=9)
-    first, second = admit_all(scheduler)
+    _, second = admit_all(scheduler)
     scheduler.finish_episode(second.group_id, 0, masked=True)
     (replacement,) = admit_all(scheduler)
     assert (replacement.position, replacement.planned_update) == (2, second.planned_update)
@@ -181,20 +186,27 @@ def test_constant_replaces_a_group_that_left_by_a_younger_one_in_the_same_batch(
 
 
 def fresh(
-    *, groups_per_batch: int = 1, group_size: int = 1, max_lag: int = 0, total_updates: int = 10, **more: object
+    *,
+    groups_per_batch: int = 1,
+    group_size: int = 1,
+    max_lag: int = 0,
+    total_updates: int = 10,
+    positions: int | None = None,
+    schedule: Schedule = "bounded",
 ) -> Scheduler:
     scheduler = Scheduler(
         groups_per_batch=groups_per_batch,
         group_size=group_size,
         max_lag=max_lag,
         total_updates=total_updates,
-        **more,  # type: ignore[arg-type]
+        positions=positions,
+        schedule=schedule,
     )
     scheduler.acknowledged("engine", 0)
     return scheduler
 
 
-def admit_all(scheduler: Scheduler) -> list:
+def admit_all(scheduler: Scheduler) -> list[Ticket]:
     return list(iter(scheduler.admit, None))
 
 
@@ -326,7 +338,7 @@ def test_a_token_older_than_the_certificate_allows_stops_the_run() -> None:
         finish_all(scheduler, version)
         train(scheduler)
     (ticket,) = admit_all(scheduler)
-    with pytest.raises(StaleToken, match="g0000002 has a token of version 1; .* versions 2 to 2 only"):
+    with pytest.raises(StaleToken, match=r"g0000002 has a token of version 1; .* versions 2 to 2 only"):
         scheduler.finish_episode(ticket.group_id, 1, masked=False)
 
 
@@ -364,13 +376,13 @@ def recorded(count: int, version: int, planned: int | None = None) -> list[Untra
     ]
 
 
-def unused(max_lag: int, groups_per_batch: int = 2, schedule: str = "bounded") -> Scheduler:
+def unused(max_lag: int, groups_per_batch: int = 2, schedule: Schedule = "bounded") -> Scheduler:
     return Scheduler(
         groups_per_batch=groups_per_batch,
         group_size=1,
         max_lag=max_lag,
         total_updates=99,
-        schedule=schedule,  # type: ignore[arg-type]
+        schedule=schedule,
     )
 
 

@@ -32,7 +32,7 @@ def build_model(
         "bos_token_id": 0,
         "eos_token_id": 1,
     }
-    config = Qwen3Config(head_dim=32, **shape) if family == "qwen3" else LlamaConfig(**shape)
+    config = (Qwen3Config if family == "qwen3" else LlamaConfig)(head_dim=32, **shape)
     torch.manual_seed(seed)
     model = AutoModelForCausalLM.from_config(config, attn_implementation="eager").float().eval()
     with torch.no_grad():

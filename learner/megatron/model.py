@@ -156,10 +156,18 @@ class PolicyModel:
             raise AssertionError(f"the weight map leaves out {sorted(parameters)}")
         self.weights.advance()
 
-    @torch.no_grad()
     def tensors(self) -> dict[str, Tensor]:
         """Whole Hugging Face tensors, copies, the same on every rank. Every rank must call it."""
-        own = dict(self.module.named_parameters())
+        return self._whole({name: parameter.detach() for name, parameter in self.module.named_parameters()})
+
+    def gradients(self) -> dict[str, Tensor]:
+        """The summed float32 gradients in Hugging Face names; only without data parallelism, which shards them."""
+        if self.parallel.data > 1:
+            raise NotImplementedError("gradients of data parallel replicas are never whole on one rank")
+        return self._whole({name: parameter.main_grad for name, parameter in self.module.named_parameters()})
+
+    @torch.no_grad()
+    def _whole(self, own: Mapping[str, Tensor]) -> dict[str, Tensor]:
         found: dict[str, Tensor] = {}
         for stage in range(self.parallel.pipeline):
             for entry in entries(self.architecture, stage=stage, stages=self.parallel.pipeline):
@@ -186,9 +194,9 @@ class PolicyModel:
     def _from_stage(self, parts: list[Tensor], stage: int) -> list[Tensor]:
         group = parallel_state.get_pipeline_model_parallel_group()
         source = dist.get_global_rank(group, stage)
-        described: list[Any] = [[tuple(part.shape) for part in parts]]
+        described: list[Any] = [[(tuple(part.shape), part.dtype) for part in parts]]
         dist.broadcast_object_list(described, src=source, group=group)
-        received = parts or [torch.empty(shape, dtype=self.dtype, device=device()) for shape in described[0]]
+        received = parts or [torch.empty(shape, dtype=dtype, device=device()) for shape, dtype in described[0]]
         for part in received:
             dist.broadcast(part, src=source, group=group)
         return received

@@ -30,7 +30,7 @@ class PolicyOptimizer:
 
     def __init__(self, model: PolicyModel, config: LearnerConfig) -> None:
         self.model = model
-        with megatron_device():
+        with megatron_device(), torch.enable_grad():  # gradient hooks are set while building
             self.replica = DistributedDataParallel(
                 model.config,
                 DistributedDataParallelConfig(grad_reduce_in_fp32=True, use_distributed_optimizer=True),

@@ -88,12 +88,12 @@ class _CapHeader(ctypes.Structure):
 def _check(result: int, what: str) -> None:
     if result != 0:
         number = ctypes.get_errno()
-        raise OSError(number, "%s: %s" % (what, os.strerror(number)))
+        raise OSError(number, f"{what}: {os.strerror(number)}")
 
 
 def unshare(flags: int) -> None:
     """New namespaces for this process (for its children, with CLONE_NEWPID)."""
-    _check(libc.unshare(flags), "unshare %#x" % flags)
+    _check(libc.unshare(flags), f"unshare {flags:#x}")
 
 
 def setns(fd: int, kind: int) -> None:
@@ -103,18 +103,18 @@ def setns(fd: int, kind: int) -> None:
 
 def prctl(option: int, value: int) -> None:
     """prctl with one argument."""
-    _check(libc.prctl(option, value, 0, 0, 0), "prctl %d" % option)
+    _check(libc.prctl(option, value, 0, 0, 0), f"prctl {option}")
 
 
 def mount(source: str, target: str, kind: str, flags: int, data: str = "") -> None:
     """mount(2)."""
     done = libc.mount(source.encode(), target.encode(), kind.encode(), flags, data.encode())
-    _check(done, "mount %s" % target)
+    _check(done, f"mount {target}")
 
 
 def private_files(disk_mb: int) -> None:
     """One bounded tmpfs of this mount namespace's own behind /box, /tmp and /dev/shm."""
-    mount("tmpfs", "/tmp", "tmpfs", MS_NOSUID | MS_NODEV, "size=%dm,mode=0755" % disk_mb)
+    mount("tmpfs", "/tmp", "tmpfs", MS_NOSUID | MS_NODEV, f"size={disk_mb}m,mode=0755")
     for name, target in (("box", "/box"), ("shm", "/dev/shm"), ("tmp", "/tmp")):
         os.mkdir("/tmp/" + name)
         mount("/tmp/" + name, target, "none", MS_BIND)

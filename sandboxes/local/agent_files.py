@@ -13,7 +13,7 @@ from collections.abc import Sequence
 
 
 def _inside(fd: int, folders: Sequence[str]) -> bool:
-    real = os.readlink("/proc/self/fd/%d" % fd)
+    real = os.readlink(f"/proc/self/fd/{fd}")
     return any(real == folder or real.startswith(folder + "/") for folder in folders)
 
 
@@ -27,14 +27,14 @@ def read(path: str, limit: int, folders: Sequence[str]) -> bytes:
         if not stat.S_ISREG(facts.st_mode):
             raise OSError(errno.EINVAL, "not a regular file", path)
         if facts.st_size > limit:
-            raise OSError(errno.EFBIG, "%d bytes, more than %d" % (facts.st_size, limit), path)
+            raise OSError(errno.EFBIG, f"{facts.st_size} bytes, more than {limit}", path)
         data = bytearray()
         while len(data) <= limit:
             more = os.read(fd, min(1 << 20, limit + 1 - len(data)))
             if not more:
                 return bytes(data)
             data += more
-        raise OSError(errno.EFBIG, "more than %d bytes" % limit, path)
+        raise OSError(errno.EFBIG, f"more than {limit} bytes", path)
     finally:
         os.close(fd)
 
@@ -47,7 +47,7 @@ def write(path: str, data: bytes, mode: int, folders: Sequence[str]) -> None:
     try:
         if not _inside(folder, folders):
             raise OSError(errno.EACCES, "not in a writable folder of the sandbox", path)
-        draft = ".%s.draft" % name
+        draft = f".{name}.draft"
         flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
         fd = os.open(draft, flags, mode, dir_fd=folder)
         try:

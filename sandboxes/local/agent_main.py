@@ -67,7 +67,7 @@ class Supervisor:
         self._selector.register(handle, events, then)
 
     def _forget(self, fd: int) -> None:
-        if fd in self._selector.get_map():
+        if fd >= 0 and fd in self._selector.get_map():
             self._selector.unregister(fd)
 
     def _after(self, seconds: float, then: Callable[[], None]) -> None:
@@ -208,9 +208,8 @@ class Supervisor:
             program.input = -1
 
     def _on_output(self, program: Program, fd: int) -> None:
-        if program.call is None:  # between cells: leave it in the pipe, which stops the writer
-            self._forget(fd)
-        elif not program.absorb(fd):
+        # between cells output stays in the pipe, which in the end stops the writer
+        if program.call is None or not program.absorb(fd):
             self._forget(fd)
         elif program.over_limit() and not program.call.flooded:
             program.call.flooded = True
@@ -330,7 +329,9 @@ def _start_spawner(settings: Header, control: socket.socket) -> socket.socket:
 
 
 def _hello(spawner: socket.socket) -> Header:
-    answer: Header = json.loads(spawner.makefile("rb", buffering=0).readline() or b'{"failed": "spawner ended"}')
+    answer: Header = json.loads(
+        spawner.makefile("rb", buffering=0).readline() or b'{"failed": "spawner ended"}'
+    )
     return {**answer, "id": 0, "syscall_filter": confine.syscall_filter() is not None}
 
 

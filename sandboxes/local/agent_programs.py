@@ -56,9 +56,10 @@ class Program:
         self.waiting = memoryview(b"")  # bytes still to be written to its input
         self.status: int | None = None  # as its init saw the program end
         self._marks = b""
-        (theirs_in, self.input), (self.out, theirs_out), (self.err, theirs_err), (self.marks, theirs_marks) = (
-            os.pipe(), os.pipe(), os.pipe(), os.pipe()
-        )  # fmt: skip
+        theirs_in, self.input = os.pipe()
+        self.out, theirs_out = os.pipe()
+        self.err, theirs_err = os.pipe()
+        self.marks, theirs_marks = os.pipe()
         self.theirs = [theirs_in, theirs_out, theirs_err, theirs_marks]
         for fd in (self.input, self.out, self.err, self.marks):
             os.set_blocking(fd, False)

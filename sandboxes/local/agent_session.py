@@ -18,6 +18,7 @@ import struct
 import sys
 import traceback
 import types
+from typing import NoReturn
 
 
 def _text_stream(fd: int) -> io.TextIOWrapper:
@@ -77,7 +78,7 @@ def _flush() -> None:
             continue
 
 
-def serve(requests: int, marks: int) -> None:
+def serve(requests: int, marks: int) -> NoReturn:
     """Run cells until the request descriptor ends."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     sys.stdin = open(os.devnull, encoding="utf-8")  # noqa: SIM115
@@ -92,7 +93,7 @@ def serve(requests: int, marks: int) -> None:
     while True:
         size, number = struct.unpack(">II", _read(requests, 8))
         source = _read(requests, size).decode("utf-8", "replace")
-        name = "<cell %d>" % number
+        name = f"<cell {number}>"
         linecache.cache[name] = (len(source), None, source.splitlines(True), name)
         code = _interruptible(source, name, names)
         _flush()

@@ -73,7 +73,7 @@ def exit_code(status: int) -> int:
 def _give_up(errors: int, error: BaseException) -> NoReturn:
     """End a half-made program: it must never return into the spawner's loop."""
     try:
-        os.write(errors, ("sandbox: cannot start: %s\n" % error).encode())
+        os.write(errors, f"sandbox: cannot start: {error}\n".encode())
     finally:
         os._exit(126)
 
@@ -100,11 +100,11 @@ class Spawner:
         self._report({"ready": True})
         try:
             while True:
-                ready, _, _ = select.select([self._channel, ended], [], [])
+                ready, _, _ = select.select([self._channel.fileno(), ended], [], [])
                 if ended in ready:
                     os.read(ended, 4096)
                     self._reap()
-                if self._channel in ready:
+                if self._channel.fileno() in ready:
                     self._handle(*_receive_job(self._channel))
         except (EOFError, ConnectionError):
             for pid in self._pids.values():
@@ -146,7 +146,7 @@ class Spawner:
             return
         for name in os.listdir("/proc"):
             try:
-                with open("/proc/%s/stat" % name) as handle:
+                with open(f"/proc/{name}/stat") as handle:
                     parent = int(handle.read().rpartition(")")[2].split()[1])
                 if parent == os.getpid():
                     os.kill(int(name), signal.SIGKILL)
@@ -189,6 +189,8 @@ class Spawner:
             if self._isolated:
                 self._init(job, fds)
             os.setpgid(0, 0)
+            if job["cgroup"]:
+                confine.join_cgroups(self._cgroups, job["cgroup"])
             self._program(job, fds)
         except BaseException as error:
             _give_up(fds[2], error)
@@ -236,12 +238,16 @@ class Spawner:
             os.environ.clear()
             os.environ.update(job["env"])
             session.serve(3, 4)
+        else:
+            self._execute(argv, job["env"])
+
+    def _execute(self, argv: list[str], env: dict[str, str]) -> NoReturn:
         signal.signal(signal.SIGPIPE, signal.SIG_DFL)
         signal.signal(signal.SIGINT, signal.SIG_DFL)
         try:
-            os.execvpe(argv[0], argv, job["env"])
+            os.execvpe(argv[0], argv, env)
         except OSError as error:
-            os.write(2, ("sandbox: cannot run %s: %s\n" % (argv[0], error.strerror)).encode())
+            os.write(2, f"sandbox: cannot run {argv[0]}: {error.strerror}\n".encode())
             os._exit(126 if isinstance(error, PermissionError) else 127)
 
     def _confine(self, limits: dict[str, int]) -> None:

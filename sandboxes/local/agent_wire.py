@@ -27,7 +27,7 @@ def take(buffer: bytearray) -> tuple[Header, bytes] | None:
         return None
     (size,) = LENGTH.unpack_from(buffer)
     if size > MAX_HEADER:
-        raise ValueError("frame header of %d bytes" % size)
+        raise ValueError(f"frame header of {size} bytes")
     start = LENGTH.size + size
     if len(buffer) < start:
         return None

@@ -22,7 +22,8 @@ WRITABLE = ("/box", "/tmp", "/dev/shm")
 ENVIRONMENT = {"PATH": "/usr/local/bin:/usr/bin:/bin", "LANG": "C.UTF-8"}
 PASSWD = b"root:x:0:0::/nonexistent:/usr/sbin/nologin\nbox:x:1000:1000::/box:/bin/sh\n"
 GROUP = b"root:x:0:\nbox:x:1000:\n"
-_CAPABILITIES = ("CAP_SYS_ADMIN", "CAP_SETPCAP", "CAP_NET_ADMIN")
+# Of the agent alone; CAP_SETFCAP because the kernel asks for it to map root into a nested user namespace.
+_CAPABILITIES = ("CAP_SYS_ADMIN", "CAP_SETPCAP", "CAP_NET_ADMIN", "CAP_SETFCAP")
 _UNSHARE = ("user", "pid", "net", "ipc", "uts")
 
 
@@ -83,7 +84,9 @@ def agent_command(interpreter: Interpreter, control_fd: int, archive: str) -> li
     return [interpreter.path, "-I", "-S", "-c", BOOT, str(control_fd), archive]
 
 
-def start(args: Sequence[str], *, fds: Sequence[int], errors: int, uid: int | None, cwd: str) -> subprocess.Popen[bytes]:
+def start(
+    args: Sequence[str], *, fds: Sequence[int], errors: int, uid: int | None, cwd: str
+) -> subprocess.Popen[bytes]:
     """Start it with only these descriptors, as `uid` when given.
 
     No --die-with-parent: the kernel means the parent *thread* by that, and the socket says it better.

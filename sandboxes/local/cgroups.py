@@ -93,7 +93,9 @@ def find_hierarchies() -> list[Hierarchy]:
         else:
             continue
         if names and _writable(path):
-            found.append(Hierarchy(version=2 if kind == "cgroup2" else 1, controllers=names, path=path / FOLDER))
+            found.append(
+                Hierarchy(version=2 if kind == "cgroup2" else 1, controllers=names, path=path / FOLDER)
+            )
     return found
 
 
@@ -184,7 +186,8 @@ class SandboxGroups:
     async def close(self) -> None:
         """Remove the groups, waiting up to two seconds for the last process to leave the kernel."""
         for _ in range(100):
-            if all([remove_tree(folder) for _, folder in self._folders]):
+            left = [folder for _, folder in self._folders if not remove_tree(folder)]
+            if not left:
                 return
             await asyncio.sleep(0.02)
 

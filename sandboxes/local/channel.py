@@ -23,7 +23,9 @@ MAX_BODY = 256 << 20
 class Channel:
     """One agent's socket. `why_dead` is asked once, when the socket has ended."""
 
-    def __init__(self, *, provider: str, sandbox_id: str, why_dead: Callable[[], tuple[DeathCause, str]]) -> None:
+    def __init__(
+        self, *, provider: str, sandbox_id: str, why_dead: Callable[[], tuple[DeathCause, str]]
+    ) -> None:
         self._provider, self._sandbox_id, self._why_dead = provider, sandbox_id, why_dead
         self._waiting: dict[int, asyncio.Future[tuple[Header, bytes]]] = {}
         self._ids = itertools.count(1)

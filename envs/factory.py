@@ -1,0 +1,74 @@
+"""One run's environments: one taskset, one set of shared resources, any number of episodes.
+
+    async with load("python", taskset="arithmetic") as factory:
+        env = factory.create()          a coroutine's own; hundreds side by side on one event loop
+
+Invariant: what is shared is opened before the first episode and closed after the block, also on errors.
+Waits: entering, until the shared resources stand; leaving, until they are gone.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from contextlib import AsyncExitStack
+from types import TracebackType
+from typing import Any, Self
+
+from ..sandboxes.pool import SandboxPool
+from .env import AgentEnv
+from .hooks import to_the_end
+from .rubric import Rubric
+from .task import Taskset
+from .tool import ToolSpec
+
+
+class EnvFactory:
+    """Makes the environments of a run. Options are checked on construction (`ConfigError`).
+
+    taskset       the tasks; `taskset.order(seed)[position]` is what to reset to
+    tool_specs    the tools; prompt_tools: what the chat template is given
+    max_turns     actions an episode has
+    """
+
+    def __init__(
+        self,
+        env_class: type[AgentEnv],
+        options: Mapping[str, Any],
+        *,
+        taskset: Taskset | str | None = None,
+        rubric: Rubric | None = None,
+        sandboxes: SandboxPool | None = None,
+    ) -> None:
+        arguments = dict(options)
+        if taskset is not None:
+            arguments.setdefault("taskset", taskset)
+        self._class, self._options, self._rubric, self._sandboxes = env_class, arguments, rubric, sandboxes
+        self._first = env_class(rubric=rubric, **arguments)
+        self.taskset: Taskset = self._first.tasks
+        self.tool_specs: tuple[ToolSpec, ...] = self._first.tool_specs
+        self.prompt_tools: list[dict[str, Any]] = self._first.prompt_tools
+        self.max_turns: int = self._first.max_turns
+        self._stack: AsyncExitStack | None = None
+        self._shared: Any = None
+
+    async def __aenter__(self) -> Self:
+        stack = AsyncExitStack()
+        resources = self._class.open_shared(self._first.options, self._sandboxes)
+        self._shared = await stack.enter_async_context(resources)
+        self._stack = stack
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if stack := self._stack:
+            self._stack, self._shared = None, None
+            await to_the_end(stack.aclose())
+
+    def create(self) -> AgentEnv:
+        """A new environment that borrows what is shared; close it with `aclose` when its episode is over."""
+        if self._stack is None:
+            raise RuntimeError("create() outside of `async with factory`: what is shared is not open")
+        # The taskset is handed on as an object: reading a file once a run is enough.
+        arguments = {**self._options, "taskset": self.taskset}
+        return self._class(rubric=self._rubric, sandboxes=self._sandboxes, shared=self._shared, **arguments)

@@ -1,0 +1,74 @@
+"""Audit a finished run from its journal: replay the learner from the start and rescore every token.
+
+The journal and the initial model are all it needs: version k is rebuilt by training on the batches
+that were consumed, so tokens of versions whose weights were dropped long ago can be audited too.
+Two things are proved at once: each replayed update gives the recorded weights, bit for bit, and each
+recorded log-probability is what those weights give.
+"""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from ..journal import Journal
+from ..learner.audit import Audit, Difference
+from ..learner.learner import Learner
+from ..trajectory import Group
+from ..weight_store import WeightStore
+from .model_source import model_folder
+from .recipe_file import load
+from .resume import replay
+from .runs import JOURNAL, RECIPE
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunAudit:
+    """Counts over a whole run; `differences` names the first ones, with their causes."""
+
+    updates: int
+    tokens: int
+    differing: int
+    max_abs_diff: float
+    differences: tuple[Difference, ...]
+
+    def __str__(self) -> str:
+        head = f"{self.differing} of {self.tokens} tokens differ over {self.updates} updates"
+        if self.tokens:
+            head += f", largest difference {self.max_abs_diff:.3g}"
+        return "\n".join([head, *map(str, self.differences)])
+
+
+def audit_run(run_dir: Path, say: Callable[[str], None] = lambda text: None, share: float = 1.0) -> RunAudit:
+    """Replay and rescore. Raises RunStopped where a replayed update gives other weights than recorded.
+
+    say  told once an update, and before what takes long
+    """
+    recipe = load(str(run_dir / RECIPE))
+    learner = Learner(model_folder(recipe.model, say), recipe.learner_config())
+    tokens = differing = updates = 0
+    largest, named = 0.0, list[Difference]()
+    with Journal.open(run_dir / JOURNAL, run=None) as journal, tempfile.TemporaryDirectory() as scratch:
+        store = WeightStore(Path(scratch))
+        store.put(0, learner.weights())
+        audit = Audit(score=learner.score, weights=store, contract=learner.contract, share=share)
+        for record in journal.updates():
+            groups = [journal.group(name) for name in record.group_ids]
+            report = audit.check(groups)
+            tokens, differing = tokens + report.tokens, differing + report.differing
+            largest = max(largest, report.max_abs_diff)
+            named += [replace(d, cause=_cause(audit, d, groups)) for d in report.differences[:1]]
+            replay(learner, record, groups, store)
+            store.retain([v for v in store.versions() if v >= learner.version - recipe.lag.max_lag])
+            updates += 1
+            say(f"update {updates}: {differing} of {tokens} tokens differ")
+    return RunAudit(
+        updates=updates, tokens=tokens, differing=differing, max_abs_diff=largest, differences=tuple(named)
+    )
+
+
+def _cause(audit: Audit, difference: Difference, groups: Sequence[Group]) -> str:
+    [trajectory] = [t for group in groups for t in group if t.episode_id == difference.episode_id]
+    return audit.diagnose(trajectory.segments[difference.segment], difference.version)

@@ -1,0 +1,68 @@
+"""Measure a model on an environment: episodes of a split, no training, no journal.
+
+pass@1 is the share of episodes that reach the full reward, over the episodes that count; masked ones
+are reported and left out.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from contextlib import AsyncExitStack
+from pathlib import Path
+
+from ..envs.task import Task
+from ..rollout.dispatcher import EpisodeRequest, Signals, seed_of
+from ..rollout.episode import EpisodeRunner
+from ..trajectory import Sampling, Trajectory
+from .recipe import Recipe
+from .rollout_side import episode_runner, open_environment, start_engine
+
+FULL_REWARD = 1.0
+UNHEARD = Signals(first_request=lambda: None, first_token=lambda: None)
+
+
+def evaluate(recipe: Recipe, model_dir: Path, episodes: int) -> dict[str, float]:
+    """Figures of `episodes` episodes of `eval.split`, one episode a task, the tasks in their order."""
+    return asyncio.run(_evaluate(recipe, model_dir, episodes))
+
+
+async def _evaluate(recipe: Recipe, model_dir: Path, episodes: int) -> dict[str, float]:
+    async with AsyncExitStack() as stack:
+        environment = await open_environment(stack, recipe)
+        engine = await start_engine(stack, recipe, model_dir, version=0)
+        chosen = Sampling(
+            temperature=recipe.eval.temperature, top_p=recipe.eval.top_p, top_k=recipe.eval.top_k
+        )
+        runner = episode_runner(recipe, model_dir, engine, environment, chosen)
+        tasks = environment.taskset.load(recipe.eval.split)[:episodes]
+        played = await play(runner, tasks, recipe.rollout.episodes_in_flight, recipe.seed)
+    return figures(played)
+
+
+async def play(runner: EpisodeRunner, tasks: Sequence[Task], in_flight: int, seed: int) -> list[Trajectory]:
+    """One episode of each task, at most `in_flight` at once, in the order of the tasks."""
+    room = asyncio.Semaphore(in_flight)
+
+    async def one(number: int, task: Task) -> Trajectory:
+        name = f"e{number:07d}"
+        request = EpisodeRequest(
+            task=task, group_id=name, episode_id=name, index=0, seed=seed_of("eval", seed, number)
+        )
+        async with room:
+            return await runner.run(request, UNHEARD)
+
+    async with asyncio.TaskGroup() as playing:
+        running = [playing.create_task(one(number, task)) for number, task in enumerate(tasks)]
+    return [episode.result() for episode in running]
+
+
+def figures(played: Sequence[Trajectory]) -> dict[str, float]:
+    """pass@1, mean reward and counts; a figure over no episode is absent."""
+    kept = [episode for episode in played if not episode.masked]
+    found = {"episodes": float(len(played)), "masked": float(len(played) - len(kept))}
+    if kept:
+        found["pass@1"] = sum(episode.reward >= FULL_REWARD for episode in kept) / len(kept)
+        found["reward/mean"] = sum(episode.reward for episode in kept) / len(kept)
+        found["episode/turns"] = sum(episode.metrics["episode/turns"] for episode in kept) / len(kept)
+    return found

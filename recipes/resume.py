@@ -1,0 +1,58 @@
+"""Bring the learner of a run to where its journal left off; `rollout.resume` does so for the scheduler.
+
+    restore_learner     newest checkpoint, then every later batch again: the same checksums
+    unfinished          groups with episodes still to run
+
+Invariants: nothing is sampled before the learner stands at the last published version; a finished
+episode is never run again, a consumed batch is trained exactly once in the history that survives
+(a batch whose update is not durable is trained as it was recorded), and no position is skipped.
+A new run is the resume of an empty journal: there is one path, not two.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from ..errors import RunStopped
+from ..journal import GroupProgress, Journal, Resume, UpdateRecord
+from ..learner.learner import Learner
+from ..trajectory import Group
+from ..weight_store import WeightManifest, WeightStore, tensor_checksums, weights_digest
+from .progress import Observer
+
+
+def restore_learner(
+    learner: Learner, journal: Journal, store: WeightStore, run_dir: Path, observer: Observer
+) -> WeightManifest:
+    """Load the checkpoint and repeat the batches after it; returns the manifest of the present weights.
+
+    Raises RunStopped if a repeated update does not give the recorded weights bit for bit.
+    """
+    point = journal.resume()
+    if point.checkpoint is not None:
+        observer.phase("loading the checkpoint", point.checkpoint)
+        learner.load(run_dir / point.checkpoint)
+    for record in point.replay:
+        observer.phase("repeating", f"update {record.update + 1} of {point.update}")
+        replay(learner, record, [journal.group(name) for name in record.group_ids], store)
+    return store.put(learner.version, learner.weights())
+
+
+def replay(learner: Learner, record: UpdateRecord, groups: Sequence[Group], store: WeightStore) -> None:
+    """Make a recorded update again and keep its weights; RunStopped unless they are the recorded ones."""
+    learner.train(groups)
+    weights = learner.weights()
+    digest = weights_digest(tensor_checksums(weights))
+    if digest != record.weights_checksum:
+        raise RunStopped(
+            f"update {record.update}, repeated from the journal, gives weights {digest[:16]} "
+            f"instead of {record.weights_checksum[:16]}\n  The machine, the thread count or a package "
+            "differs from the one that made the run; go on there, or start a new run from its export."
+        )
+    store.put(learner.version, weights)
+
+
+def unfinished(point: Resume) -> list[GroupProgress]:
+    """Groups with episodes still to run, by position."""
+    return [group for group in point.untrained if not group.complete]

@@ -1,0 +1,177 @@
+"""Build the boxes of a run, bring them to where its journal stands, and let the controller work.
+
+    train(recipe, run_dir=..., resume=..., observer=...) -> Summary
+
+A run's folder holds recipe.toml, the journal, checkpoints, weights, metrics.jsonl, TensorBoard events,
+summary.json and summary.png. Starting is the slow part (the engine and the learner import much), so
+the two are started side by side.
+Errors that a breaker raises (exit code 3) end as a Summary, after the journal and the figures are
+closed; everything else is raised.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Mapping
+from contextlib import AsyncExitStack
+from pathlib import Path
+from typing import Any
+
+from ..envs.factory import EnvFactory
+from ..errors import ConfigError, RunStopped
+from ..journal import Journal
+from ..learner.audit import Audit
+from ..learner.learner import Learner
+from ..rollout.dispatcher import Dispatcher
+from ..rollout.engine import Engine
+from ..rollout.episode import EpisodeRunner
+from ..rollout.resume import restore
+from ..rollout.scheduler import Scheduler
+from ..sandboxes.pool import InfraBreaker
+from ..weight_store import WeightStore
+from . import summary_plot
+from .controller import Boxes, Controller, LearnerThread, publish
+from .metrics_writer import MetricsWriter
+from .model_source import model_folder
+from .progress import Observer
+from .recipe import Recipe
+from .resume import restore_learner, unfinished
+from .rollout_side import episode_runner, open_environment, start_engine
+from .runs import JOURNAL
+from .summary import Summary, summarize, versions
+
+EXIT_CODES = {"done": 0, "data ended": 0, "interrupted": 130}
+
+
+def train(recipe: Recipe, *, run_dir: Path, resume: bool, observer: Observer) -> Summary:
+    """Run to the end, to a breaker or to a person's request; writes summary.json and summary.png.
+
+    resume  go on with the run in `run_dir`; a new run in a folder that already holds one is refused
+    """
+    return asyncio.run(Run(recipe, run_dir, observer).train(resume=resume))
+
+
+class Run:
+    """One process's life of a run."""
+
+    def __init__(self, recipe: Recipe, run_dir: Path, observer: Observer) -> None:
+        self._recipe, self._dir, self._observer = recipe, run_dir, observer
+        self._in_learner = LearnerThread()
+
+    async def train(self, *, resume: bool) -> Summary:
+        contract, reason, code = "", "", RunStopped.exit_code
+        try:
+            async with AsyncExitStack() as stack:
+                stack.callback(self._in_learner.close)
+                journal = stack.enter_context(self._open_journal(resume=resume))
+                boxes, pending = await self._build(stack, journal)
+                contract = boxes.learner.contract
+                controller = Controller(self._recipe, self._dir, boxes, self._in_learner)
+                reason = await controller.run(*pending)
+                code = EXIT_CODES[reason]
+        except RunStopped as stopped:
+            reason = str(stopped)
+            self._observer.note(reason)
+        summary = summarize(self._dir, reason=reason, exit_code=code, contract=contract)
+        summary.write()
+        summary_plot.draw(self._dir)
+        return summary
+
+    def _open_journal(self, *, resume: bool) -> Journal:
+        path = self._dir / JOURNAL
+        if not resume and path.exists():
+            raise ConfigError(
+                source="train",
+                key="run",
+                value=str(self._dir),
+                why="already holds a run",
+                remedy=f"Go on with it (rz-agent train --resume {self._dir}) or name the new one otherwise.",
+            )
+        return Journal.open(
+            path, run={"recipe": self._recipe.model_dump(mode="json"), "packages": versions()}
+        )
+
+    async def _build(self, stack: AsyncExitStack, journal: Journal) -> tuple[Boxes, Any]:
+        recipe, observer = self._recipe, self._observer
+        point = journal.resume()
+        observer.phase("preparing the model", recipe.model.path)
+        model_dir = await asyncio.to_thread(
+            model_folder, recipe.model, lambda text: observer.phase("preparing the model", text)
+        )
+        store = WeightStore(self._dir / "weights")
+        environment = await open_environment(stack, recipe)
+        observer.phase("starting the engine and the learner")
+        engine, learner = await self._start(stack, model_dir, point.update)
+        self._check_contracts(engine, learner)
+        manifest = await self._in_learner(restore_learner, learner, journal, store, self._dir, observer)
+        scheduler = self._scheduler()
+        restore(scheduler, point)
+        await publish(engine, scheduler, manifest)
+        runner = episode_runner(recipe, model_dir, engine, environment)
+        boxes = Boxes(
+            engine=engine,
+            learner=learner,
+            scheduler=scheduler,
+            dispatcher=self._dispatcher(scheduler, journal, runner, environment),
+            journal=journal,
+            store=store,
+            audit=Audit(
+                score=learner.score, weights=store, contract=learner.contract, share=recipe.audit.share
+            ),
+            figures=stack.enter_context(self._figures(point.update)),
+            observer=observer,
+        )
+        return boxes, (unfinished(point), point.in_training)
+
+    async def _start(self, stack: AsyncExitStack, model_dir: Path, version: int) -> tuple[Engine, Learner]:
+        """The two slow parts, side by side where they are in two processes."""
+        build = (Learner, model_dir, self._recipe.learner_config())
+        if self._recipe.rollout.engine.mode == "inprocess":
+            # One process has one torch.distributed world: whoever comes second must find it complete.
+            engine = await start_engine(stack, self._recipe, model_dir, version)
+            return engine, await self._in_learner(*build)
+        async with asyncio.TaskGroup() as starting:
+            engine_started = starting.create_task(start_engine(stack, self._recipe, model_dir, version))
+            learner_built = starting.create_task(self._in_learner(*build))
+        return engine_started.result(), learner_built.result()
+
+    def _scheduler(self) -> Scheduler:
+        recipe = self._recipe
+        return Scheduler(
+            groups_per_batch=recipe.groups_per_batch,
+            group_size=recipe.rollout.group_size,
+            max_lag=recipe.lag.max_lag,
+            total_updates=recipe.updates,
+            schedule=recipe.lag.schedule,
+        )
+
+    def _dispatcher(
+        self, scheduler: Scheduler, journal: Journal, runner: EpisodeRunner, environment: EnvFactory
+    ) -> Dispatcher:
+        recipe = self._recipe
+        order = environment.taskset.order(recipe.seed, recipe.env.split)
+        return Dispatcher(
+            scheduler=scheduler,
+            journal=journal,
+            run_episode=runner.run,
+            task_at=order.task_at,
+            group_size=recipe.rollout.group_size,
+            episodes_in_flight=recipe.rollout.episodes_in_flight,
+            seed=recipe.seed,
+            breaker=InfraBreaker(share=recipe.sandbox.infra_failed_share),
+            on_infra_failure=recipe.sandbox.on_infra_failure,
+        )
+
+    def _figures(self, update: int) -> MetricsWriter:
+        config: Mapping[str, Any] = self._recipe.model_dump(mode="json")
+        return MetricsWriter(self._dir, self._recipe.tracking, keep_through=update, config=config)
+
+    def _check_contracts(self, engine: Engine, learner: Learner) -> None:
+        if self._recipe.kernels == "aligned" and engine.contract != learner.contract:
+            raise ConfigError(
+                source="recipe",
+                key="kernels",
+                value="aligned",
+                why=f"but the engine computes with {engine.contract} and the learner with {learner.contract}",
+                remedy="Use one machine type and one version of vLLM and torch on both sides; see `doctor`.",
+            )

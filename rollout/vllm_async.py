@@ -1,0 +1,181 @@
+"""vLLM's AsyncLLM: the engine in a process of its own, so that sampling and training do not share an interpreter.
+
+    caller (asyncio) --ZeroMQ--> engine process: step, step, ...       AsyncLLM wakes the caller
+
+An update is several calls to that process. Between them it must not step, so scheduling is paused with the requests
+kept in place, and resumed only when weights, caches and version tag agree. Updates wait for one another; requests
+sent meanwhile wait in the engine. A caller cancelled while it waits aborts its request (AsyncLLM does that).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+from collections.abc import Awaitable, Sequence
+from typing import Any, TypeVar
+
+from ..errors import ConfigError
+from ..kernels import vllm_versions
+from ..trajectory import Float32, Sampling
+from ..weight_store import WeightManifest
+from . import vllm_request
+from .engine import Completion, EngineDead
+from .engine_config import EngineConfig
+from .vllm_process import building_an_engine
+
+T = TypeVar("T")
+
+
+class VllmAsync:
+    """`Engine` in a child process."""
+
+    def __init__(self, config: EngineConfig) -> None:
+        if not vllm_versions.tags_versions():
+            raise ConfigError(
+                source="engine",
+                key="mode",
+                value="async",
+                why="needs an engine that tags tokens with their weight version; this vLLM does not.",
+                remedy='Use mode = "inprocess", or vLLM 0.32.',
+            )
+        self.config = config
+        self.contract = vllm_request.contract_of(config)
+        self._version = config.initial_version
+        self._manifest: WeightManifest | None = None
+        self._request_ids = itertools.count()
+        self._updating = asyncio.Lock()
+        self._dead: EngineDead | None = None
+        self._died = asyncio.Event()
+        self._engine: Any = None
+
+    @property
+    def version(self) -> int:
+        return self._version
+
+    async def start(self) -> None:
+        try:
+            # In a thread, because building waits for the child process to load the model.
+            self._engine = await asyncio.to_thread(self._build)
+            from vllm.distributed.weight_transfer.base import WeightTransferInitRequest
+
+            await self._engine.init_weight_transfer_engine(WeightTransferInitRequest(init_info={}))
+            await self._engine.update_weight_version(str(self._version))
+        except Exception as error:
+            raise self._die(f"the engine did not start: {error}", error) from error
+
+    def _build(self) -> Any:
+        from vllm.engine.arg_utils import AsyncEngineArgs
+        from vllm.v1.engine.async_llm import AsyncLLM
+
+        with building_an_engine(self.config.threads):
+            return AsyncLLM.from_engine_args(AsyncEngineArgs(**vllm_request.engine_args(self.config)))
+
+    async def generate(
+        self,
+        prompt_ids: Sequence[int],
+        sampling: Sampling,
+        *,
+        max_tokens: int,
+        stop_token_ids: tuple[int, ...],
+        seed: int | None,
+        images: Sequence[bytes] = (),
+    ) -> Completion:
+        params = vllm_request.sampling_params(
+            self.config,
+            sampling,
+            prompt_tokens=len(prompt_ids),
+            max_tokens=max_tokens,
+            stop_token_ids=stop_token_ids,
+            seed=seed,
+        )
+        prompt = vllm_request.prompt(prompt_ids, images, str(self._version))
+        return vllm_request.completion(await self._alive(self._last_output(prompt, params)), None)
+
+    async def score(self, ids: Sequence[int], *, temperature: float = 1.0, cold: bool = True) -> Float32:
+        params = vllm_request.scoring_params(self.config, prompt_tokens=len(ids), temperature=temperature)
+        salt = f"score-{next(self._request_ids)}" if cold else str(self._version)
+        prompt = vllm_request.prompt(ids, (), salt)
+        return vllm_request.scores(await self._alive(self._last_output(prompt, params)))
+
+    async def update(self, manifest: WeightManifest) -> None:
+        async with self._updating:
+            vllm_request.check_newer(manifest, self._version)
+            try:
+                # Shielded: a caller cancelled in the middle must not leave the engine paused or half updated.
+                await asyncio.shield(self._alive(self._update(manifest)))
+            except EngineDead:
+                raise
+            except Exception as error:
+                reason = f"the update to version {manifest.version} failed: {error}"
+                raise self._die(reason, error) from error
+
+    async def checksums(self) -> dict[str, str]:
+        names = [] if self._manifest is None else list(self._manifest.checksums)
+        held: dict[str, str] = (
+            await self._alive(self._engine.collective_rpc("rz_checksums", args=(names,)))
+        )[0]
+        return held
+
+    async def close(self) -> None:
+        """Stop the engine's process; idempotent."""
+        engine, self._engine = self._engine, None
+        self._die("the engine was closed", None)
+        if engine is not None:
+            await asyncio.to_thread(engine.shutdown)
+
+    async def _last_output(self, prompt: dict[str, Any], params: Any) -> Any:
+        output = None
+        async for output in self._engine.generate(prompt, params, str(next(self._request_ids))):
+            pass
+        return output
+
+    async def _update(self, manifest: WeightManifest) -> None:
+        from vllm.distributed.weight_transfer.base import WeightTransferUpdateRequest
+
+        engine = self._engine
+        await engine.pause_generation(mode="keep", clear_cache=False)
+        await engine.start_weight_update()
+        await engine.update_weights(
+            WeightTransferUpdateRequest(update_info=vllm_request.update_info(manifest))
+        )
+        await engine.finish_weight_update(str(manifest.version))
+        # Running requests go back to the queue and are prefilled again under the new weights.
+        await engine.reset_prefix_cache(reset_running_requests=True)
+        await engine.reset_mm_cache()
+        await engine.reset_encoder_cache()
+        self._version, self._manifest = manifest.version, manifest
+        await engine.resume_generation()
+
+    async def _alive(self, work: Awaitable[T]) -> T:
+        """The result of some work of the engine, or EngineDead as soon as the engine is."""
+        from vllm.v1.engine.exceptions import EngineDeadError
+
+        if self._dead is not None:
+            _discard(work)
+            raise self._dead
+        task = asyncio.ensure_future(work)
+        died = asyncio.ensure_future(self._died.wait())
+        try:
+            await asyncio.wait((task, died), return_when=asyncio.FIRST_COMPLETED)
+            if self._dead is not None and not task.done():
+                raise self._dead
+            return await task
+        except EngineDeadError as error:
+            raise self._die(f"the engine's process stopped: {error}", error) from error
+        finally:
+            died.cancel()
+            if not task.done():
+                task.cancel()
+
+    def _die(self, reason: str, cause: BaseException | None) -> EngineDead:
+        """Declare the engine dead and wake everyone who waits; the first reason stays."""
+        if self._dead is None:
+            self._dead = EngineDead(reason)
+            self._dead.__cause__ = cause
+            self._died.set()
+        return self._dead
+
+
+def _discard(work: Awaitable[Any]) -> None:
+    if asyncio.iscoroutine(work):
+        work.close()

@@ -1,0 +1,295 @@
+"""Sandboxes on this machine: bubblewrap namespaces, cgroups where there are any, no daemon.
+
+    create(): interpreter asked once -> cgroup -> bubblewrap as a uid of its own -> agent says hello
+
+Invariant: what is made before a failure is unmade before the error leaves `create`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import secrets
+import shutil
+import socket
+import tempfile
+from dataclasses import dataclass
+from pathlib import Path
+
+from ..config import LocalTable
+from ..provider import Capabilities, CheckResult, CreateError, Misconfigured, SandboxSpec, Unavailable
+from . import bubblewrap
+from .cgroups import Hierarchy, SandboxGroups, find_hierarchies, owner_name, remove_tree, sweep
+from .interpreter import Interpreter, inspect, unreachable
+from .janitor import Janitor
+from .process import Process
+from .sandbox import PROVIDER, LocalSandbox
+
+START_S = 60.0
+INSTALL = "apt-get install -y bubblewrap (Debian, Ubuntu), dnf install bubblewrap (Fedora)"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Ground:
+    """What is found out once, before the first sandbox."""
+
+    interpreter: Interpreter
+    binary: str
+    hierarchies: list[Hierarchy]
+    janitor: Janitor
+    scratch: Path | None
+    archive: str
+
+
+class LocalProvider:
+    """See `provider.Provider`."""
+
+    name = PROVIDER
+
+    def __init__(self, config: LocalTable) -> None:
+        self._config = config
+        self._isolated = config.isolation == "namespaces"
+        self._ground: _Ground | None = None
+        self._preparing = asyncio.Lock()
+        self._open: dict[str, LocalSandbox] = {}
+
+    # -- before the first -------------------------------------------------------------------------------
+
+    async def _prepared(self) -> _Ground:
+        async with self._preparing:
+            if self._ground is None:
+                self._ground = await asyncio.to_thread(self._prepare)
+            return self._ground
+
+    def _prepare(self) -> _Ground:
+        interpreter = inspect(self._config.python)
+        binary = self._binary() if self._isolated else ""
+        hierarchies = find_hierarchies()
+        sweep(hierarchies)
+        _sweep_scratch()
+        groups = [hierarchy.path / owner_name() for hierarchy in hierarchies]
+        if self._isolated:
+            self._visible(interpreter)
+            return _Ground(
+                interpreter=interpreter, binary=binary, hierarchies=hierarchies,
+                janitor=Janitor(None, groups), scratch=None, archive=bubblewrap.ARCHIVE,
+            )  # fmt: skip
+        scratch = Path(tempfile.mkdtemp(prefix=f"{SCRATCH}{owner_name()}-"))
+        (scratch / "agent.zip").write_bytes(interpreter.archive)
+        return _Ground(
+            interpreter=interpreter, binary="", hierarchies=hierarchies,
+            janitor=Janitor(scratch, groups), scratch=scratch, archive=str(scratch / "agent.zip"),
+        )  # fmt: skip
+
+    def _binary(self) -> str:
+        found = shutil.which(bubblewrap.BINARY)
+        if found is None:
+            raise Unavailable(
+                f'bubblewrap ("{bubblewrap.BINARY}") is not installed\n  {INSTALL}, or write '
+                'sandbox.local.isolation = "none" to run the policy\'s code without isolation.',
+                provider=PROVIDER,
+            )
+        return found
+
+    def _shown(self, interpreter: Interpreter) -> list[str]:
+        return bubblewrap.outermost([*self._config.read_only, *interpreter.folders])
+
+    def _visible(self, interpreter: Interpreter) -> None:
+        for folder in self._shown(interpreter):
+            if not os.path.isabs(folder) or not os.path.isdir(folder):
+                raise Misconfigured(
+                    f"sandbox.local.read_only names {folder!r}, which is not a folder of this machine\n"
+                    "  Give absolute paths of folders that exist.",
+                    provider=PROVIDER,
+                )
+            closed = unreachable(folder) if os.geteuid() == 0 else None
+            if closed is not None:
+                raise Misconfigured(
+                    f"{folder!r} must be seen in the sandbox, but {closed!r} is closed to other users\n"
+                    f"  Use a Python outside {closed} (sandbox.local.python), or open it: chmod o+x {closed}",
+                    provider=PROVIDER,
+                )
+
+    # -- making one -------------------------------------------------------------------------------------
+
+    async def create(self, spec: SandboxSpec) -> LocalSandbox:
+        """A new sandbox. CreateError when it does not start, Unavailable or Misconfigured with the remedy."""
+        ground = await self._prepared()
+        name = f"{os.getpid()}-{secrets.token_hex(4)}"
+        uid = bubblewrap.sandbox_uid() if self._isolated else None
+        groups = SandboxGroups(ground.hierarchies, name, spec.total, uid) if ground.hierarchies else None
+        scratch = None
+        if ground.scratch is not None:
+            scratch = ground.scratch / name
+            (scratch / "box").mkdir(parents=True)
+        sandbox = LocalSandbox(
+            name, limits=spec.limits, box="/box" if scratch is None else str(scratch / "box"),
+            isolated=self._isolated, groups=groups, scratch=scratch, on_close=self._forget,
+        )  # fmt: skip
+        self._open[name] = sandbox
+        try:
+            await self._start(sandbox, ground, spec, uid, groups)
+        except (OSError, EOFError, TimeoutError, ValueError) as error:
+            text = sandbox.error_text()
+            await sandbox.close()
+            raise self._explain(text, error) from error
+        except BaseException:
+            await sandbox.close()
+            raise
+        return sandbox
+
+    def _forget(self, sandbox: LocalSandbox) -> None:
+        self._open.pop(sandbox.id, None)
+
+    def _explain(self, text: str, error: BaseException) -> CreateError | Unavailable:
+        if "setting up uid map" in text or "No permissions to create" in text or "unshare" in text:
+            return Unavailable(
+                f"this machine forbids user namespaces: {text}\n  Allow them (sysctl "
+                "kernel.unprivileged_userns_clone=1, kernel.apparmor_restrict_unprivileged_userns=0; in a "
+                'container: --security-opt seccomp=unconfined), or write sandbox.local.isolation = "none".',
+                provider=PROVIDER,
+            )
+        return CreateError(f"did not start: {text or error!r}", provider=PROVIDER)
+
+    async def _start(
+        self, sandbox: LocalSandbox, ground: _Ground, spec: SandboxSpec, uid: int | None,
+        groups: SandboxGroups | None,
+    ) -> None:  # fmt: skip
+        ours, theirs = socket.socketpair()
+        owner = os.pidfd_open(os.getpid())
+        join = groups.join_fds() if groups else []
+        folders = groups.folder_fds() if groups else []
+        info_read, info_write = os.pipe()
+        files = self._files(ground) if self._isolated else {}
+        given = [theirs.fileno(), owner, *join, *folders, info_write, *files.values()]
+        try:
+            args = self._args(ground, spec, theirs.fileno(), files, info_write)
+            child = await asyncio.to_thread(
+                bubblewrap.start, args, fds=given, errors=sandbox.errors_fd, uid=uid,
+                cwd="/" if self._isolated else sandbox.box,
+            )  # fmt: skip
+            process = Process(child)
+            sandbox.started(process)
+            for fd in given[1:]:
+                os.close(fd)
+            given = []
+            theirs.close()
+            hello = await sandbox.channel.open(
+                ours, self._settings(sandbox, ground, owner, join, folders), START_S
+            )
+            if "failed" in hello:
+                raise ValueError(hello["failed"])
+            if self._isolated:
+                process.adopt(json.loads(os.read(info_read, 4096))["child-pid"])
+        finally:
+            for fd in given[1:]:
+                os.close(fd)
+            theirs.close()
+            os.close(info_read)
+
+    def _files(self, ground: _Ground) -> dict[str, int]:
+        content = {
+            bubblewrap.ARCHIVE: ground.interpreter.archive,
+            "/etc/passwd": bubblewrap.PASSWD,
+            "/etc/group": bubblewrap.GROUP,
+        }
+        return {path: bubblewrap.holder(data) for path, data in content.items()}
+
+    def _args(
+        self, ground: _Ground, spec: SandboxSpec, control: int, files: dict[str, int], info_fd: int
+    ) -> list[str]:
+        agent = bubblewrap.agent_command(ground.interpreter, control, ground.archive)
+        if not self._isolated:
+            return agent
+        shown = self._shown(ground.interpreter)
+        outer = bubblewrap.command(
+            ground.binary, read_only=shown, disk_mb=spec.limits.disk_mb, files=files, info_fd=info_fd
+        )
+        return [*outer, *agent]
+
+    def _settings(
+        self, sandbox: LocalSandbox, ground: _Ground, owner: int, join: list[int], folders: list[int]
+    ) -> dict[str, object]:
+        return {
+            "isolation": self._config.isolation,
+            "owner": owner,
+            "join": join,
+            "cgroups": folders,
+            "preload": list(self._config.preload),
+            "bundle": ground.archive,
+            "writable": list(bubblewrap.WRITABLE) if self._isolated else [os.path.realpath(sandbox.box)],
+        }
+
+    # -- about it ---------------------------------------------------------------------------------------
+
+    async def reap(self) -> list[str]:
+        """Cgroups and scratch folders of harnesses that are no more."""
+        return await asyncio.to_thread(lambda: sweep(find_hierarchies()) + _sweep_scratch())
+
+    def capabilities(self) -> Capabilities:
+        """What is enforced here, by looking at this machine's cgroups."""
+        from .agent_confine import syscall_filter
+
+        controllers = {c for hierarchy in find_hierarchies() for c in hierarchy.controllers}
+        memory, pids = "memory" in controllers, "pids" in controllers
+        filtered = self._isolated and syscall_filter() is not None
+        return Capabilities(
+            isolates_files=self._isolated,
+            isolates_network=self._isolated,
+            isolates_processes=self._isolated,
+            bounds_total_memory=memory,
+            bounds_session_memory=memory,
+            bounds_pids=pids or self._isolated,
+            filters_syscalls=filtered,
+            not_bounded=tuple(_not_bounded(self._isolated, memory, pids, filtered)),
+        )
+
+    async def check(self) -> list[CheckResult]:
+        """Look at bubblewrap, user namespaces (by making a sandbox), cgroups, the Python, the folders."""
+        from .check import check
+
+        return await check(self, self._config)
+
+    async def aclose(self) -> None:
+        """Close every sandbox, then let the janitor remove the folders above them."""
+        await asyncio.gather(*(sandbox.close() for sandbox in list(self._open.values())))
+        ground, self._ground = self._ground, None
+        if ground is not None:
+            for hierarchy in ground.hierarchies:
+                remove_tree(hierarchy.path / owner_name())
+            await asyncio.to_thread(ground.janitor.dismiss)
+
+
+SCRATCH = "rz-agent-scratch-"
+
+
+def _sweep_scratch() -> list[str]:
+    """Scratch folders (isolation "none") whose harness is no more."""
+    from .cgroups import start_time
+
+    removed = []
+    for folder in Path(tempfile.gettempdir()).glob(f"{SCRATCH}*"):
+        pid, begun = folder.name.removeprefix(SCRATCH).split("-")[:2]
+        if pid.isdigit() and start_time(int(pid)) != begun:
+            shutil.rmtree(folder, ignore_errors=True)
+            removed.append(folder.name)
+    return removed
+
+
+def _not_bounded(isolated: bool, memory: bool, pids: bool, filtered: bool) -> list[str]:
+    missing = []
+    if not isolated:
+        missing += [
+            "files: programs read and write whatever this user can, and sessions share one folder",
+            "network: programs reach whatever this machine can",
+            "processes: programs see and signal all of this user's; one may outlive its call",
+            "disk: only the size of each file",
+        ]
+        if not pids:
+            missing.append("processes: a fork bomb is stopped only by its timeout")
+    elif not filtered:
+        missing.append("system calls: no filter is known for this processor")
+    if not memory:
+        missing.append("memory: no cgroup here, so only the address space of each process, not their sum")
+    return missing

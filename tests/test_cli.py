@@ -1,0 +1,179 @@
+"""The command line: exit codes, errors in words, and runs that can be listed, shown and exported."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+import tomllib
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from rz_agent import cli
+from rz_agent.recipes import doctor, runs
+from rz_agent.recipes.metrics_writer import MetricsWriter
+from rz_agent.recipes.recipe import Recipe
+from rz_agent.recipes.sections import ModelSection, TrackingSection
+from rz_agent.trajectory import Segment, Trajectory
+from rz_agent.weight_store import WeightStore
+from typer.testing import CliRunner
+
+
+def rz_agent(*arguments: str, cwd: Path | None = None) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", "rz_agent.cli", *arguments]
+    return subprocess.run(command, capture_output=True, text=True, check=False, cwd=cwd, timeout=120)
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> runs.Run:
+    """A run with three updates, figures, one version of weights and the model it began with."""
+    model = tmp_path / "model"
+    model.mkdir()
+    (model / "config.json").write_text("{}")
+    (model / "model.safetensors").write_bytes(b"the weights that it began with")
+    (model / "tokenizer.json").write_text("[]")
+    path = runs.new_run(tmp_path / "runs", "mine")
+    runs.save_recipe(path, Recipe(name="mine", updates=5, model=ModelSection(path=str(model))))
+    with MetricsWriter(path, TrackingSection(tensorboard=False)) as writer:
+        for update in (1, 2, 3):
+            audited = {"audit/tokens": 100.0, "audit/differing": 0.0, "audit/max_abs_diff": 0.0}
+            writer.write(
+                {"update": update, "reward/mean": update / 4, "is/d3": 0.1, "lag/max": 2.0, **audited}
+            )
+    WeightStore(path / "weights").put(3, {"w": torch.arange(4.0)})
+    return runs.open_run(path)
+
+
+def test_help_answers_at_once() -> None:
+    rz_agent("--help")
+    start = time.process_time(), time.monotonic()
+    assert rz_agent("--help").returncode == 0
+    assert time.monotonic() - start[1] < 5  # under 1 s on an idle machine
+
+
+def test_a_wrong_recipe_is_said_in_words_with_exit_code_2() -> None:
+    done = rz_agent("train", "--env", "python", "--set", "lag.max_lag=99", "--dry-run")
+    assert done.returncode == 2
+    assert "lag.max_lag = 99" in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ("train", "--no-such-flag"),
+        ("no-such-command",),
+        ("train",),
+        ("train", "--resume", "nothing"),
+        ("train", "--recipe", "nothing"),
+        ("runs", "show", "nothing"),
+        ("doctor", "nothing"),
+    ],
+    ids=" ".join,
+)
+def test_what_cannot_be_meant_ends_with_exit_code_2(arguments: tuple[str, ...], tmp_path: Path) -> None:
+    done = rz_agent(*arguments, cwd=tmp_path)
+    assert done.returncode == 2
+    assert done.stderr.strip()
+    assert "Traceback" not in done.stderr
+
+
+def test_a_dry_run_prints_a_recipe_that_can_be_run_and_makes_no_folder(tmp_path: Path) -> None:
+    done = rz_agent(
+        "train", "--env", "python", "--set", "updates=7", "--name", "seven", "--dry-run", cwd=tmp_path
+    )
+    assert done.returncode == 0
+    tables = tomllib.loads(done.stdout)
+    assert (tables["updates"], tables["name"]) == (7, "seven")
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_resumed_run_keeps_its_recipe_but_for_what_is_set(run: runs.Run, tmp_path: Path) -> None:
+    done = rz_agent("train", "--resume", "mine", "--set", "updates=9", "--dry-run", cwd=tmp_path)
+    tables = tomllib.loads(done.stdout)
+    assert (tables["updates"], tables["model"]["path"]) == (9, run.recipe.model.path)
+    refused = rz_agent("train", "--resume", "mine", "--env", "python", "--dry-run", cwd=tmp_path)
+    assert refused.returncode == 2
+
+
+def test_a_new_run_never_takes_the_folder_of_another(tmp_path: Path) -> None:
+    names = [runs.new_run(tmp_path, "mine").name for _ in range(3)]
+    assert names == ["mine", "mine-2", "mine-3"]
+
+
+def test_runs_are_listed_and_shown(run: runs.Run, tmp_path: Path) -> None:
+    listed = CliRunner().invoke(cli.app, ["runs", "list", "--runs", str(tmp_path / "runs")])
+    assert "mine" in listed.stdout
+    assert "update 3/5  reward 0.750" in listed.stdout
+    shown = CliRunner().invoke(cli.app, ["runs", "show", "mine", "--runs", str(tmp_path / "runs")])
+    assert "3 of 5" in shown.stdout
+    assert "0 of 300 action tokens differ" in shown.stdout
+    assert str(run.path / "summary.png") in shown.stdout
+    as_json = CliRunner().invoke(cli.app, ["runs", "show", str(run.path), "--json"])
+    assert json.loads(as_json.stdout)["last"]["update"] == 3
+
+
+def test_an_exported_model_is_a_whole_folder_with_the_newest_weights(run: runs.Run, tmp_path: Path) -> None:
+    from safetensors.torch import load_file
+
+    assert runs.export_model(run, tmp_path / "out") == 3
+    assert {f.name for f in (tmp_path / "out").iterdir()} == {
+        "config.json",
+        "tokenizer.json",
+        "model.safetensors",
+    }
+    assert torch.equal(load_file(tmp_path / "out" / "model.safetensors")["w"], torch.arange(4.0))
+
+
+def test_an_exported_episode_is_valid_json_with_null_where_there_is_no_logprob() -> None:
+    segment = Segment(
+        token_ids=np.array([7, 8]),
+        action_mask=np.array([False, True]),
+        behaviour_logprobs=np.array([np.nan, -0.5]),
+        policy_version=np.array([-1, 2]),
+    )
+    episode = Trajectory(episode_id="e", group_id="g", task_id="t", segments=(segment,), reward=1.0)
+    line = json.dumps(runs._trajectory_json(4, episode), allow_nan=False)
+    assert json.loads(line)["segments"][0]["behaviour_logprobs"] == [None, -0.5]
+
+
+def test_the_first_interrupt_asks_and_the_handlers_are_given_back() -> None:
+    stop, before = threading.Event(), signal.getsignal(signal.SIGINT)
+    with cli._first_interrupt_asks(stop):
+        os.kill(os.getpid(), signal.SIGINT)
+        assert stop.is_set()
+    assert signal.getsignal(signal.SIGINT) is before
+
+
+def test_the_second_interrupt_ends_at_once_with_130() -> None:
+    code = (
+        "import os, signal, threading; from rz_agent import cli\n"
+        "with cli._first_interrupt_asks(threading.Event()):\n"
+        "    os.kill(os.getpid(), signal.SIGINT); os.kill(os.getpid(), signal.SIGINT)\n"
+    )
+    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 130
+
+
+@pytest.mark.parametrize("check", ["packages", "gpu", "learner", "sandbox"])
+def test_the_doctor_finds_this_installation_well(check: str) -> None:
+    (finding,) = doctor.diagnose([check])
+    assert finding.status in ("ok", "absent") if check == "gpu" else finding.status == "ok", finding
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("check", ["engine", "ray"])
+def test_the_doctor_finds_the_slow_parts_well(check: str) -> None:
+    (finding,) = doctor.diagnose([check])
+    assert finding.status == "ok", finding
+
+
+def test_the_doctor_survives_a_check_that_does_not_exist_in_its_process() -> None:
+    (finding,) = doctor.diagnose(["nothing"])
+    assert finding.status == "failed"
+    assert finding.remedy

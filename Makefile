@@ -25,10 +25,10 @@ quickstart: install  ## build the tiny model, train it on the Python-tool task, 
 	@$(BIN)/rz-agent train --env python
 
 test: install-dev lint typecheck  ## every check and every test, as .ci/run does
-	@$(BIN)/python -m pytest
+	@$(BIN)/pytest
 
 test-fast: install-dev  ## the tests that take seconds
-	@$(BIN)/python -m pytest -m "not slow"
+	@$(BIN)/pytest -m "not slow"
 
 lint: install-dev  ## ruff
 	@$(BIN)/ruff check .

@@ -42,10 +42,13 @@ GIVE_A_PATH = "Give the path of a run's journal.sqlite."
 def connect(path: Path, mode: Literal["ro", "rw", "rwc"]) -> sqlite3.Connection:
     """A connection without implicit transactions, usable from any thread (one at a time)."""
     uri = f"{path.resolve().as_uri()}?mode={mode}"
-    db = sqlite3.connect(uri, uri=True, isolation_level=None, check_same_thread=False, timeout=60)
-    db.row_factory = sqlite3.Row
-    db.execute("PRAGMA synchronous = FULL")
+    try:
+        db = sqlite3.connect(uri, uri=True, isolation_level=None, check_same_thread=False, timeout=60)
+        db.execute("PRAGMA synchronous = FULL")  # reads the file's header
+    except sqlite3.DatabaseError as error:
+        raise _refusal(path, "path", str(path), GIVE_A_PATH, f"cannot be opened: {error}.") from error
     db.execute("PRAGMA foreign_keys = ON")
+    db.row_factory = sqlite3.Row
     return db
 
 
@@ -74,10 +77,7 @@ def open_to_read(path: Path) -> sqlite3.Connection:
 
 
 def check_schema(path: Path, db: sqlite3.Connection) -> None:
-    try:
-        (found,) = db.execute("PRAGMA user_version").fetchone()
-    except sqlite3.DatabaseError as error:
-        raise _refusal(path, "path", str(path), GIVE_A_PATH, str(error)) from error
+    (found,) = db.execute("PRAGMA user_version").fetchone()
     if found != SCHEMA_VERSION:
         why = f"is not the schema {SCHEMA_VERSION} that this version of rz-agent reads and writes."
         raise _refusal(path, "schema", found, "Use the version that began the run, or begin a new run.", why)

@@ -5,7 +5,6 @@ operations("aligned", device="cpu") -> Operations
 
 from __future__ import annotations
 
-from ..errors import ConfigError
 from .operations import Operations, OperationsName, Packed
 
 __all__ = ["Operations", "OperationsName", "Packed", "operations"]
@@ -16,6 +15,9 @@ def operations(name: OperationsName, device: str = "cpu") -> Operations:
 
     Raises ConfigError for an unknown name, and for "aligned" where the device has no such kernels.
     """
+    # Not at the top: with the checkout on sys.path, libraries that look for Hugging Face's package of the
+    # same name import this file as `kernels`, and must find a module without that package's version.
+    from ..errors import ConfigError
     from .reference import Reference, Standard
 
     if name == "reference":

@@ -1,8 +1,8 @@
-"""Gradient of packed causal grouped-query attention, in blocks of queries so that memory grows with one sequence.
+"""Gradient of packed causal grouped-query attention; memory grows with the longest sequence, not its square.
 
 The forward saves only its output: probabilities are computed again here, block by block, from q, k and v
-(FlashAttention, Dao et al. 2022, section 3.1 and algorithm 4). With P the probabilities, O the output and dO its
-gradient, row by row:
+(FlashAttention, Dao et al. 2022, section 3.1 and algorithm 4). With P the probabilities, O the output and
+dO its gradient, row by row:
 
     dV = P' dO,   dP = dO V',   dS = P * (dP - rowsum(dO * O)) * scale,   dQ = dS K,   dK = dS' Q
 
@@ -10,6 +10,8 @@ Sums are in float32, or float64 where the inputs are. Nothing waits.
 """
 
 from __future__ import annotations
+
+import itertools
 
 import torch
 from torch import Tensor
@@ -21,9 +23,9 @@ _BLOCK = 128
 def attention_gradients(
     q: Tensor, k: Tensor, v: Tensor, out: Tensor, grad: Tensor, cu_seqlens: tuple[int, ...], scale: float
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Gradients of q [T, H, D], k and v [T, KV, D] from that of out [T, H, D], in the dtypes of q, k and v."""
+    """Gradients of q [T, H, D], k and v [T, KV, D] from that of out [T, H, D], in their own dtypes."""
     dq, dk, dv = torch.empty_like(q), torch.empty_like(k), torch.empty_like(v)
-    for start, end in zip(cu_seqlens[:-1], cu_seqlens[1:], strict=True):
+    for start, end in itertools.pairwise(cu_seqlens):
         rows = slice(start, end)
         one = _sequence_gradients(q[rows], k[rows], v[rows], out[rows], grad[rows], scale)
         dq[rows], dk[rows], dv[rows] = one
@@ -33,7 +35,7 @@ def attention_gradients(
 def _sequence_gradients(
     q: Tensor, k: Tensor, v: Tensor, out: Tensor, grad: Tensor, scale: float
 ) -> tuple[Tensor, Tensor, Tensor]:
-    length, heads, head_dim = q.shape
+    length, _, head_dim = q.shape
     kv_heads = k.shape[1]
     wide = torch.promote_types(q.dtype, torch.float32)
 

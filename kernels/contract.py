@@ -1,7 +1,8 @@
 """The hash that says which arithmetic computed a log-probability.
 
-It is written into every segment and checkpoint. Equal hashes promise equal bits on both sides; a difference makes
-audit, replay and exact resume refuse. Whatever can change a bit belongs into the facts; nothing else does.
+It is written into every segment and checkpoint. Equal hashes promise equal bits on both sides; a difference
+makes audit, replay and exact resume refuse. Whatever can change a bit belongs into the facts; nothing else
+does.
 """
 
 from __future__ import annotations

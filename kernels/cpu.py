@@ -5,12 +5,13 @@
     attention    vLLM's paged kernel, cut into pieces   backward: attention_backward
     the others   the formulas that vLLM runs on a CPU   backward: autograd
 
-Invariant: for a given token every operation yields the bits that the engine's plugin makes vLLM yield, whatever is
+Invariant: for a given token every operation yields the bits that the plugin makes vLLM yield, whatever is
 packed beside it. float32 and bfloat16; nothing waits.
 """
 
 from __future__ import annotations
 
+import itertools
 from typing import Any, cast
 
 import torch
@@ -68,7 +69,7 @@ class _Attention(torch.autograd.Function):
         ctx: Any, q: Tensor, k: Tensor, v: Tensor, cu_seqlens: tuple[int, ...], scale: float
     ) -> Tensor:
         q, k, v = (x.detach().contiguous() for x in (q, k, v))
-        lengths = [b - a for a, b in zip(cu_seqlens[:-1], cu_seqlens[1:], strict=True)]
+        lengths = [b - a for a, b in itertools.pairwise(cu_seqlens)]
         out = cpu_attention.packed_causal(q, k, v, lengths, scale)
         ctx.save_for_backward(q, k, v, out)
         ctx.cu_seqlens, ctx.scale = cu_seqlens, scale
@@ -123,7 +124,8 @@ class AlignedCpu:
 
     def silu_and_mul(self, gate_up: Tensor) -> Tensor:
         if gate_up.shape[-1] % 64:
-            # The remainder of a vector is computed by scalar code with other roundings, at thread-dependent places.
+            # The remainder of a vector is computed by scalar code with other roundings, at thread-dependent
+            # places.
             raise ValueError(
                 f"feed-forward width {gate_up.shape[-1] // 2} is not a multiple of 32, so its bits depend on "
                 'the batch; pad the model or use kernels = "standard"'

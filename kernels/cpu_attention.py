@@ -2,12 +2,14 @@
 
 The kernel sizes the tile of keys that it sums at once by the number of query tokens of a request, so one long
 request and its pieces get different bits. A request is therefore presented as pseudo requests of at most
-`QUERY_TOKENS` query tokens over the same pages. The engine's plugin and the learner share `cut`, and both switch
-the kernel's own split over keys off, because that one depends on the batch and on the threads. Nothing waits.
+`QUERY_TOKENS` query tokens over the same pages. The engine's plugin and the learner share `cut`, and both
+switch the kernel's own split over keys off, because that one depends on the batch and on the threads.
+Nothing waits.
 """
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -16,7 +18,8 @@ from torch import Tensor
 
 from . import cpu_library
 
-# Up to 8 every query block gets one tile of keys, for every head layout; 16 already differ on all vector paths.
+# Up to 8 every query block gets one tile of keys, for every head layout; 16 already differ on all vector
+# paths.
 QUERY_TOKENS = 8
 
 # The bits do not depend on the page size; the learner's pages only have to be a multiple of 32.
@@ -58,7 +61,7 @@ def cut(query_lens: Sequence[int], seq_lens: Sequence[int]) -> PseudoRequests:
         owner=torch.tensor(owner, dtype=torch.int64),
         query_start_loc=torch.tensor(starts, dtype=torch.int32),
         seq_lens=torch.tensor(ends, dtype=torch.int32),
-        longest=max((b - a for a, b in zip(starts, starts[1:], strict=False)), default=0),
+        longest=max((b - a for a, b in itertools.pairwise(starts)), default=0),
     )
 
 

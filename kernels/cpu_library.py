@@ -1,4 +1,4 @@
-"""vLLM's compiled CPU operations without vLLM's Python: which library this processor gets, and its vector path.
+"""vLLM's compiled CPU operations without vLLM's Python: the library of this processor, and its vector path.
 
 The learner needs `torch.ops._C` but not `import vllm`, which costs seconds. The choice made here is the one
 that vLLM's platform makes for itself, so both sides run the same machine code; loading a library that is

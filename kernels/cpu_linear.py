@@ -1,7 +1,7 @@
-"""A weight in the layout of vLLM's CPU matrix products, multiplied so that a row never depends on its neighbours.
+"""A weight packed for vLLM's CPU matrix products, multiplied so that no row depends on its neighbours.
 
-Stock dispatch picks a kernel by the number of rows, so a token decoded alone gets other bits than the same token
-in a prefill. Each kind below keeps one kernel for every number of rows:
+Stock dispatch picks a kernel by the number of rows, so a token decoded alone gets other bits than the same
+token in a prefill. Each kind below keeps one kernel for every number of rows:
 
     "tiles"     bfloat16 on AMX: the sgl kernel, at least 5 rows (up to 4 it would leave the tile unit)
     "rows16"    bfloat16 on AVX512: oneDNN in slices of exactly 16 rows, so its blocking has one shape

@@ -1,8 +1,8 @@
 """The operations whose textbook formula, in plain torch, is already what the engine computes.
 
-Shared by every implementation: on a CPU vLLM itself runs these formulas, so there is one text for both sides and
-autograd supplies the backward. Every sum runs over a whole row in one order, hence a row's bits depend on that
-row alone. Nothing waits.
+Shared by every implementation: on a CPU vLLM itself runs these formulas, so there is one text for both
+sides and autograd supplies the backward. Every sum runs over a whole row in one order, hence a row's bits
+depend on that row alone. Nothing waits.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from torch import Tensor
 
 
 def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
-    """Root-mean-square norm (Zhang and Sennrich 2019): mean in float32 (or wider), weight applied after rounding."""
+    """Root-mean-square norm (Zhang and Sennrich 2019): mean in float32 or wider, weight last."""
     wide = x.to(torch.promote_types(x.dtype, torch.float32))
     return _scaled(wide, weight.to(x.dtype), eps)
 

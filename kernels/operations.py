@@ -40,14 +40,14 @@ class Operations(Protocol):
     def name(self) -> OperationsName: ...
 
     def contract(self) -> str:
-        """Name and hash of every choice that can change a bit: operations, instruction set, versions, dtype rules.
+        """Name and hash of every choice that can change a bit: operations, processor, versions, dtype rules.
 
         Processes whose "aligned" contracts are equal compute equal bits for equal inputs of one dtype.
         """
         ...
 
     def pack(self, weight: Tensor) -> Packed:
-        """Prepare weight [N, K], already in the dtype it is to be multiplied in. Pack again after each change."""
+        """Prepare weight [N, K], already in the dtype it is multiplied in. Pack again after each change."""
         ...
 
     def linear(self, x: Tensor, weight: Tensor, packed: Packed) -> Tensor:
@@ -64,7 +64,7 @@ class Operations(Protocol):
         ...
 
     def add_rms_norm(self, x: Tensor, residual: Tensor, weight: Tensor, eps: float) -> tuple[Tensor, Tensor]:
-        """(rms_norm(x + residual), x + residual); the norm reads the sum before it is rounded to the dtype."""
+        """(rms_norm(x + residual), x + residual); the norm reads the sum before it is rounded."""
         ...
 
     def rotary_table(self, head_dim: int, base: float, max_positions: int, dtype: dtype) -> Tensor:
@@ -76,7 +76,7 @@ class Operations(Protocol):
         ...
 
     def attention(self, q: Tensor, k: Tensor, v: Tensor, cu_seqlens: tuple[int, ...], scale: float) -> Tensor:
-        """Causal grouped-query attention of q [T, H, D] over k, v [T, KV, D] inside each sequence: [T, H, D]."""
+        """Causal grouped-query attention of q [T, H, D] over k, v [T, KV, D] in each sequence: [T, H, D]."""
         ...
 
     def silu_and_mul(self, gate_up: Tensor) -> Tensor:

@@ -1,12 +1,13 @@
 """Plain torch operations: the usual training stack ("standard") and the textbook ("reference").
 
-Both are differentiable by autograd alone. "standard" is the baseline that alignment is compared with: the same
-model as most trainers run it, close to the engine and never equal. "reference" takes any dtype including float64
-and judges forwards and gradients. Nothing waits.
+Both are differentiable by autograd alone. "standard" is the baseline that alignment is compared with: the
+same model as most trainers run it, close to the engine and never equal. "reference" takes any dtype
+including float64 and judges forwards and gradients. Nothing waits.
 """
 
 from __future__ import annotations
 
+import itertools
 from dataclasses import dataclass
 
 import torch
@@ -54,7 +55,7 @@ class Reference:
     def attention(self, q: Tensor, k: Tensor, v: Tensor, cu_seqlens: tuple[int, ...], scale: float) -> Tensor:
         per_key = q.shape[1] // k.shape[1]
         pieces = []
-        for start, end in zip(cu_seqlens[:-1], cu_seqlens[1:], strict=True):
+        for start, end in itertools.pairwise(cu_seqlens):
             queries = q[start:end].transpose(0, 1)
             keys, values = (x[start:end].transpose(0, 1).repeat_interleave(per_key, 0) for x in (k, v))
             pieces.append(self._sequence(queries, keys, values, scale).transpose(0, 1))

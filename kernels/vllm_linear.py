@@ -1,10 +1,11 @@
 """A linear layer of the engine whose packed weight can be renewed after a weight update.
 
-vLLM packs each weight once and, on a CPU, throws the original away; an update then has nothing to load into, and a
-tied output head would keep its old packed copy. Here the parameter stays, and every packed copy is rebuilt from it.
+vLLM packs each weight once and, on a CPU, throws the original away; an update then has nothing to load
+into, and a tied output head would keep its old packed copy. Here the parameter stays, and every packed copy
+is rebuilt from it.
 
-Invariant: `version` names the update whose parameter the packed copy was made from. The weight engine checks the
-parameters, then refreshes every layer in the same call, and nothing else writes either.
+Invariant: `version` names the update whose parameter the packed copy was made from. The weight engine checks
+the parameters, then refreshes every layer in the same call, and nothing else writes either.
 """
 
 from __future__ import annotations

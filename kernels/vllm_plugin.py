@@ -1,4 +1,4 @@
-"""The entry point that vLLM calls in each of its processes: makes the CPU engine batch invariant and updatable.
+"""The entry point that vLLM calls in each of its processes: a CPU engine batch invariant and updatable.
 
 What it changes, and only for engines that asked (see vllm_settings):
 
@@ -8,12 +8,13 @@ What it changes, and only for engines that asked (see vllm_settings):
     prompt scores   log-probabilities of a prompt are those of the request's temperature        (both)
     weights         the transfer engine "rz"                                                    (both)
 
-Invariant: an engine that did not ask runs vLLM's functions unchanged. `install` may be called any number of times.
+Invariant: an engine that did not ask runs vLLM's functions unchanged. `install` may be called repeatedly.
 """
 
 from __future__ import annotations
 
 import functools
+import itertools
 from collections.abc import Callable
 from typing import Any
 
@@ -85,7 +86,7 @@ def _build(
     from vllm.v1.attention.backends.cpu_attn import CPUAttentionMetadata
 
     starts = common.query_start_loc[: common.num_reqs + 1].tolist()
-    query_lens = [b - a for a, b in zip(starts[:-1], starts[1:], strict=True)]
+    query_lens = [b - a for a, b in itertools.pairwise(starts)]
     pieces = cpu_attention.cut(query_lens, common.seq_lens[: common.num_reqs].tolist())
     plan = torch.ops._C.get_scheduler_metadata(
         len(pieces.owner), builder.num_heads, builder.num_kv_heads, builder.head_dim, pieces.seq_lens,

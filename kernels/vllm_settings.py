@@ -1,8 +1,9 @@
 """What an engine of ours tells the plugin, inside vLLM's own configuration.
 
-`VllmConfig.additional_config["rz_agent"]` is the switch: vLLM carries it, pickled with the rest of its configuration,
-into every process it starts, so nothing depends on environment variables and two engines of one process may differ.
-An engine without the entry is not ours, and every function of the plugin passes through to vLLM's own.
+`VllmConfig.additional_config["rz_agent"]` is the switch: vLLM carries it, pickled with the rest of its
+configuration, into every process it starts, so nothing depends on environment variables and two engines of
+one process may differ. An engine without the entry is not ours, and every function of the plugin passes
+through to vLLM's own.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Everything that differs between the vLLM releases that this package supports: 0.26 (CUDA) and 0.32 (CPU).
 
-No other module asks for a version. A release outside the range is refused, because the plugin replaces functions
-whose behaviour was read in these releases only.
+No other module asks for a version. A release outside the range is refused, because the plugin replaces
+functions whose behaviour was read in these releases only.
 """
 
 from __future__ import annotations

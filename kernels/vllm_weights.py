@@ -3,10 +3,11 @@
     RzWeightTransferEngine   backend "rz" of vLLM's weight transfer: applies one manifest of the weight store
     RzWorker                 methods that our engines add to vLLM's worker: checksums()
 
-An update is one call between two engine steps: load the file into the parameters, split vLLM's merged parameters back
-into the names of the checkpoint, compare each with the manifest's checksum, then rebuild every packed copy from the
-parameters just checked. A difference raises `WeightMismatch`; the engine is then unusable and its owner must say so.
-Stock reloading is not used: with tied embeddings it leaves the output head's packed copy at the old version.
+An update is one call between two engine steps: load the file into the parameters, split vLLM's merged
+parameters back into the names of the checkpoint, compare each with the manifest's checksum, then rebuild
+every packed copy from the parameters just checked. A difference raises `WeightMismatch`; the engine is then
+unusable and its owner must say so. Stock reloading is not used: with tied embeddings it leaves the output
+head's packed copy at the old version.
 """
 
 from __future__ import annotations
@@ -109,7 +110,8 @@ def check_weights(model: torch.nn.Module, checksums: dict[str, str], version: in
         covered.add(tensor.untyped_storage().data_ptr())
         if (found := tensor_checksum(tensor)) != expected:
             raise WeightMismatch(
-                f"version {version}: the engine holds {name} with checksum {found}, the manifest says {expected}"
+                f"version {version}: the engine holds {name} with checksum {found}, the manifest says
+                {expected}"
             )
     for name, parameter in model.named_parameters():
         if parameter.numel() and parameter.untyped_storage().data_ptr() not in covered:

@@ -9,12 +9,12 @@ import asyncio
 import sys
 import tempfile
 from collections.abc import Callable
-from importlib import metadata
 from pathlib import Path
 
 from .doctor import Finding, Status, as_json
 from .summary import PACKAGES, versions
 
+TOKENS = 16
 REINSTALL = "Run `make install` (or requirements/install.sh) to install the locked packages."
 
 
@@ -34,34 +34,40 @@ def packages() -> Finding:
 
 
 def engine() -> Finding:
-    """The engine's package loads and its own operations compute."""
-    import torch
-    from vllm import __version__ as version
+    """An engine of this process draws tokens from a one-layer model."""
+    from .doctor_model import one_layer_model, sampled
 
-    from ..kernels import operations
-
-    device = "cuda" if torch.cuda.is_available() else "cpu"
-    aligned = operations("aligned", device)
-    weight = torch.eye(64, device=device)
-    product = aligned.linear(torch.ones(8, 64, device=device), weight, aligned.pack(weight))
-    if not torch.equal(product, torch.ones_like(product)):
-        raise ArithmeticError("the engine's matrix product of ones and the identity is not ones")
-    return Finding(
-        check="engine", status="ok", detail=f"vllm {version} on {device}, kernels {aligned.contract()[:40]}"
-    )
+    with tempfile.TemporaryDirectory() as folder:
+        sample = sampled(one_layer_model(Path(folder)), TOKENS)
+    return Finding(check="engine", status="ok", detail=f"{len(sample.token_ids)} tokens of a one-layer model")
 
 
 def learner() -> Finding:
     """A Megatron-core model of one layer takes a forward pass through the learner."""
-    from .doctor_learner import one_layer_logprobs
+    from .doctor_model import made_up, one_layer_model, scored
 
     with tempfile.TemporaryDirectory() as folder:
-        count, worst = one_layer_logprobs(Path(folder))
-    version = metadata.version("megatron-core")
+        scores = scored(one_layer_model(Path(folder)), made_up(TOKENS))
+    if not all(-100 < score <= 0 for score in scores.tolist()):
+        raise ArithmeticError(f"these are no log-probabilities: {scores.tolist()}")
+    return Finding(check="learner", status="ok", detail=f"{len(scores)} tokens of a one-layer model scored")
+
+
+def alignment() -> Finding:
+    """The learner's log-probabilities of what the engine drew are the engine's, in every bit."""
+    from .doctor_model import one_layer_model, sampled, scored
+
+    with tempfile.TemporaryDirectory() as folder:
+        model = one_layer_model(Path(folder))
+        sample = sampled(model, TOKENS)
+        differing = int((scored(model, sample) != sample.logprobs).sum())
+    status: Status = "failed" if differing else "ok"
+    remedy = "Engine and learner need one version of vllm and torch, on one machine type. " + REINSTALL
     return Finding(
-        check="learner",
-        status="ok",
-        detail=f"megatron-core {version}: {count} token log-probabilities of one layer, lowest {worst:.2f}",
+        check="alignment",
+        status=status,
+        detail=f"{differing} of {TOKENS} tokens differ between engine and learner",
+        remedy=remedy if differing else "",
     )
 
 
@@ -109,14 +115,18 @@ def gpu() -> Finding:
     )
 
 
+def _twice(value: int) -> int:
+    return 2 * value
+
+
 def ray() -> Finding:
     """A local Ray cluster of one worker runs one task."""
     import ray as library
 
     library.init(num_cpus=1, include_dashboard=False, log_to_driver=False, configure_logging=False)
     try:
-        answer = library.get(library.remote(abs).remote(-1), timeout=90)
-        status: Status = "ok" if answer == 1 else "failed"
+        answer = library.get(library.remote(_twice).remote(21), timeout=90)
+        status: Status = "ok" if answer == 42 else "failed"
         return Finding(
             check="ray", status=status, detail=f"ray {library.__version__}: a task on a local cluster"
         )
@@ -128,6 +138,7 @@ CHECKS: dict[str, Callable[[], Finding]] = {
     "packages": packages,
     "engine": engine,
     "learner": learner,
+    "alignment": alignment,
     "sandbox": sandbox,
     "gpu": gpu,
     "ray": ray,
@@ -135,6 +146,7 @@ CHECKS: dict[str, Callable[[], Finding]] = {
 
 REMEDIES = {
     "sandbox": "Install bubblewrap (apt-get install bubblewrap) and allow user namespaces.",
+    "alignment": "See what `rz-agent doctor engine learner` says first. " + REINSTALL,
     "ray": 'Runs with runtime = "local" do not need it. ' + REINSTALL,
 }
 

@@ -5,11 +5,11 @@
     update()     new weights, checked tensor by tensor, between two engine steps; running requests go on
     score()      log-probabilities of given ids, recomputed and never read from a cache
 
-Invariants. A token with version v has the log-probability that a prefill of all ids before it under the weights of
-version v gives, whatever was updated while its request ran: an update throws all computed keys and values away. With
-kernels "aligned" that holds bit for bit. A prefix computed under one version is never served under another.
-Waits: an update for the engine step in progress; requests for nobody but the engine. When the engine dies, everyone
-who waits gets `EngineDead`, and so does everyone who comes later.
+Invariants. A token with version v has the log-probability that a prefill of all ids before it under the weights
+of version v gives, whatever was updated while its request ran: an update throws all computed keys and values
+away. With kernels "aligned" that holds bit for bit. A prefix computed under one version is never served
+under another. Waits: an update for the engine step in progress; requests for nobody but the engine. When
+the engine dies, everyone who waits gets `EngineDead`, and so does everyone who comes later.
 """
 
 from __future__ import annotations
@@ -91,7 +91,8 @@ class Engine(Protocol):
         """Serve the weights of a manifest from the next token on.
 
         When it returns, every tensor that the engine holds has the manifest's checksum. Raises ValueError for
-        a version that is not newer, EngineDead where the weights differ: what such an engine holds is unknown.
+        a version that is not newer (the first may be the one it began with), EngineDead where the weights
+        differ: what such an engine holds is unknown.
         """
         ...
 

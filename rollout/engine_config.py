@@ -1,4 +1,4 @@
-"""How an engine is built: everything that vLLM is told, with nothing left to its defaults that changes a sample.
+"""How an engine is built: all that vLLM is told; no default of its own may change a sample.
 
 A configuration that exists can be started; what cannot run is refused where it is written, with the reason.
 """
@@ -54,8 +54,8 @@ class EngineConfig(BaseModel):
         if self.max_num_batched_tokens < self.max_num_seqs:
             raise ValueError(
                 f"max_num_batched_tokens = {self.max_num_batched_tokens} is smaller than max_num_seqs = "
-                f"{self.max_num_seqs}: a step could not decode every running request. Raise the first or lower "
-                "the second."
+                f"{self.max_num_seqs}: a step could not decode every running request. Raise the first or
+                lower " "the second."
             )
         return self
 

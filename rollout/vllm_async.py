@@ -1,10 +1,11 @@
-"""vLLM's AsyncLLM: the engine in a process of its own, so that sampling and training do not share an interpreter.
+"""vLLM's AsyncLLM: the engine in a process of its own, so sampling and training share no interpreter.
 
     caller (asyncio) --ZeroMQ--> engine process: step, step, ...       AsyncLLM wakes the caller
 
-An update is several calls to that process. Between them it must not step, so scheduling is paused with the requests
-kept in place, and resumed only when weights, caches and version tag agree. Updates wait for one another; requests
-sent meanwhile wait in the engine. A caller cancelled while it waits aborts its request (AsyncLLM does that).
+An update is several calls to that process. Between them it must not step, so scheduling is paused with the
+requests kept in place, and resumed only when weights, caches and version tag agree. Updates wait for one
+another; requests sent meanwhile wait in the engine. A caller cancelled while it waits aborts its request
+(AsyncLLM does that).
 """
 
 from __future__ import annotations
@@ -99,7 +100,7 @@ class VllmAsync:
 
     async def update(self, manifest: WeightManifest) -> None:
         async with self._updating:
-            vllm_request.check_newer(manifest, self._version)
+            vllm_request.check_newer(manifest, self._version, first=self._manifest is None)
             try:
                 # Shielded: a caller cancelled in the middle must not leave the engine paused or half updated.
                 await asyncio.shield(self._alive(self._update(manifest)))

@@ -1,11 +1,12 @@
-"""vLLM's engine in a thread of this process: nothing is copied, an engine costs seconds, a step is a function call.
+"""vLLM's engine in a thread of this process: no copies, no second import of vLLM, a step is a call.
 
     caller (asyncio) --command--> queue --> engine thread: commands, then one step, then commands, ...
     caller           <--future--           resolved in the thread, woken in the caller's loop
 
-Invariants: only the engine thread touches the engine, so a command (an update above all) falls between two steps. A
-command's future is always resolved: with its result, its exception, or EngineDead. The thread sleeps only when no
-request runs and no command waits. It draws from torch's global generator, as any code of this process does.
+Invariants: only the engine thread touches the engine, so a command (an update above all) falls between two steps.
+A command's future is always resolved: with its result, its exception, or EngineDead. The thread sleeps only
+when no request runs and no command waits. It draws from torch's global generator, as any code of this
+process does.
 """
 
 from __future__ import annotations
@@ -229,7 +230,7 @@ class VllmInProcess:
             self._engine.abort_request([name])
 
     def _update(self, manifest: WeightManifest) -> None:
-        vllm_request.check_newer(manifest, self._version)
+        vllm_request.check_newer(manifest, self._version, first=self._manifest is None)
         try:
             self._engine.collective_rpc("start_weight_update")
             info = vllm_request.update_info(manifest)

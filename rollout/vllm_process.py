@@ -1,8 +1,8 @@
 """What vLLM changes in the process that builds an engine, undone once the engine stands.
 
-Building an engine seeds Python's, NumPy's and torch's global generators, replaces `torch.set_num_threads` and adds
-libraries to LD_PRELOAD. The learner and the sandboxes share the process, so all of it is put back. The few settings
-that vLLM takes from the environment alone are set for the time of building only.
+Building an engine seeds Python's, NumPy's and torch's global generators, replaces `torch.set_num_threads`
+and adds libraries to LD_PRELOAD. The learner and the sandboxes share the process, so all of it is put back.
+The few settings that vLLM takes from the environment alone are set for the time of building only.
 """
 
 from __future__ import annotations

@@ -1,7 +1,8 @@
 """Our requests in vLLM's words, and vLLM's answers in ours; shared by both engines.
 
-Every sampling parameter is set here, so a model's generation_config.json can change nothing. Every answer is checked
-here: as many log-probabilities and versions as tokens, each finite and of the sampled token, or an error.
+Every sampling parameter is set here, so a model's generation_config.json can change nothing. Every answer
+is checked here: as many log-probabilities and versions as tokens, each finite and of the sampled token, or
+an error.
 """
 
 from __future__ import annotations
@@ -227,7 +228,10 @@ def update_info(manifest: WeightManifest) -> dict[str, Any]:
     }
 
 
-def check_newer(manifest: WeightManifest, version: int) -> None:
-    """Raises ValueError unless the manifest is newer than what is served."""
-    if manifest.version <= version:
+def check_newer(manifest: WeightManifest, version: int, *, first: bool) -> None:
+    """Raises ValueError unless the manifest is newer than what is served.
+
+    first  nothing was published yet: the version that the engine began with may be, which proves it
+    """
+    if manifest.version < version or (manifest.version == version and not first):
         raise ValueError(f"update to version {manifest.version}, but the engine already serves {version}")

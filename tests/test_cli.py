@@ -167,7 +167,7 @@ def test_the_doctor_finds_this_installation_well(check: str) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("check", ["engine", "ray"])
+@pytest.mark.parametrize("check", ["engine", "alignment", "ray"])
 def test_the_doctor_finds_the_slow_parts_well(check: str) -> None:
     (finding,) = doctor.diagnose([check])
     assert finding.status == "ok", finding

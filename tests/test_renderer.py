@@ -113,7 +113,8 @@ QWEN3 = r"""
 
 SMOLLM2 = (
     "{% for message in messages %}{% if loop.first and messages[0]['role'] != 'system' %}"
-    "{{ '<|im_start|>system\nYou are a helpful AI assistant named SmolLM, trained by Hugging Face<|im_end|>\n' }}"
+    "{{ '<|im_start|>system\nYou are a helpful AI assistant named SmolLM, "
+    "trained by Hugging Face<|im_end|>\n' }}"
     "{% endif %}{{'<|im_start|>' + message['role'] + '\n' + message['content'] + '<|im_end|>' + '\n'}}"
     "{% endfor %}{% if add_generation_prompt %}{{ '<|im_start|>assistant\n' }}{% endif %}"
 )
@@ -131,7 +132,7 @@ def tool(content: str) -> dict[str, str]:
 
 
 def write_model(folder: Path, template: str) -> Path:
-    """A byte-level tokenizer as Qwen3's is (NFC, some merges, markers that are not control) and a template."""
+    """A template and a byte-level tokenizer as Qwen3's is: NFC, merges, markers that are not control."""
     alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
     merges = [("u", "s"), ("us", "er"), ("e", "r"), ("Ċ", "Ċ"), ("Ġ", "t"), ("h", "i")]
     vocabulary = {token: i for i, token in enumerate([*alphabet, *(a + b for a, b in merges)])}

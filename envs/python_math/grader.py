@@ -142,7 +142,8 @@ class _Worker:
         """The score of one job. Raises _TimedOut or _Died, with the process killed and reaped."""
         self.start()
         process = self._process
-        assert process is not None and process.stdin is not None
+        assert process is not None
+        assert process.stdin is not None
         try:
             process.stdin.write(line)
         except OSError as error:

@@ -159,16 +159,16 @@ def _exact(gold: str, answer: str, value: Any) -> bool:
 
 def _same_constant(left: Any, right: Any) -> bool:
     """Equal once the letters e and i are the numbers; math-verify reads them as unknowns."""
-    import sympy  # type: ignore[import-untyped]
+    import sympy
 
+    numbers = {"e": sympy.E, "i": sympy.I}
     if not (isinstance(left, sympy.Expr) and isinstance(right, sympy.Expr)):
         return False
-    names = {symbol.name for symbol in left.free_symbols | right.free_symbols}
-    if not names or not names <= {"e", "i"}:
+    unknowns = left.free_symbols | right.free_symbols
+    if not unknowns or any(unknown.name not in numbers for unknown in unknowns):
         return False
-    numbers = {sympy.Symbol("e"): sympy.E, sympy.Symbol("i"): sympy.I}
-    by_name = {s: numbers[sympy.Symbol(s.name)] for s in left.free_symbols | right.free_symbols}
-    return bool(sympy.simplify(left.subs(by_name) - right.subs(by_name)) == 0)
+    values = {unknown: numbers[unknown.name] for unknown in unknowns}
+    return bool(sympy.simplify(left.subs(values) - right.subs(values)) == 0)
 
 
 def score(job: dict[str, Any]) -> float:

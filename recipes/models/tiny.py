@@ -36,7 +36,7 @@ class TinyReport:
     """What was built.
 
     loss            mean over the last 20 steps of the warm start, nats a token
-    sampled_reward  mean reward at temperature 1 on fresh problems
+    sampled_reward  mean reward at temperature 1 on fresh problems; None where none was sampled
     seconds, cpu_seconds   of the whole build: wall clock and this process's own
     sha256          of model.safetensors and tokenizer.json
     """
@@ -45,7 +45,7 @@ class TinyReport:
     seed: int
     parameters: int
     loss: float
-    sampled_reward: float
+    sampled_reward: float | None
     seconds: float
     cpu_seconds: float
     sha256: Mapping[str, str]
@@ -65,7 +65,7 @@ def build_tiny(
 
     steps, batch   of the warm start; below some hundred steps the policy cannot call the tool yet
     threads        torch threads of the warm start; part of what the bits depend on
-    episodes       sampled for `TinyReport.sampled_reward`
+    episodes       sampled for `TinyReport.sampled_reward`; 0 samples none
     progress       called after each step with (steps done, steps in all, loss)
     """
     out = Path(out)
@@ -82,7 +82,8 @@ def build_tiny(
     save_file(model.state_dict(), out / "model.safetensors", metadata={"format": "pt"})
     with torch_threads(1):  # one token a row is too little work to share
         # The warm start draws its problems from the seed too; another seed makes these fresh.
-        reward = sampled_reward(model, renderer, episodes=episodes, seed=seed + 1_000_003)
+        fresh = seed + 1_000_003
+        reward = sampled_reward(model, renderer, episodes=episodes, seed=fresh) if episodes else None
     return TinyReport(
         path=out,
         seed=seed,
@@ -106,7 +107,7 @@ def ensure_tiny(cache_dir: Path, seed: int = 0, *, steps: int = 800, threads: in
     Path(cache_dir).mkdir(parents=True, exist_ok=True)
     building = Path(tempfile.mkdtemp(prefix="tiny-", dir=cache_dir))
     try:
-        build_tiny(building, seed=seed, steps=steps, threads=threads, episodes=1)
+        build_tiny(building, seed=seed, steps=steps, threads=threads, episodes=0)
         building.rename(folder)
     except OSError:
         if not folder.exists():

@@ -21,6 +21,9 @@ import types
 from typing import NoReturn
 
 
+INTERRUPTED = 130
+
+
 def _text_stream(fd: int) -> io.TextIOWrapper:
     raw = io.BufferedWriter(io.FileIO(fd, "w", closefd=False))
     return io.TextIOWrapper(raw, encoding="utf-8", errors="backslashreplace", line_buffering=True)
@@ -56,7 +59,7 @@ def _run(source: str, name: str, names: dict[str, object]) -> int:
         while trace is not None and trace.tb_frame.f_code is _run.__code__:
             trace = trace.tb_next  # from the cell's own frame on
         traceback.print_exception(kind, error, trace)
-        return 1
+        return INTERRUPTED if isinstance(error, KeyboardInterrupt) else 1
 
 
 def _interruptible(source: str, name: str, names: dict[str, object]) -> int:
@@ -67,7 +70,16 @@ def _interruptible(source: str, name: str, names: dict[str, object]) -> int:
         finally:
             signal.signal(signal.SIGINT, signal.SIG_IGN)
     except KeyboardInterrupt:  # it came while the result was being printed
-        return 1
+        return INTERRUPTED
+
+
+def _reap() -> None:
+    """Forget the children that were killed with the last cell: as zombies they count as processes."""
+    try:
+        while os.waitpid(-1, os.WNOHANG)[0]:
+            pass
+    except ChildProcessError:
+        pass
 
 
 def _flush() -> None:
@@ -90,8 +102,11 @@ def serve(requests: int, marks: int) -> NoReturn:
     sys.modules["__main__"] = main
     owner = os.getpid()
     os.write(marks, b"0 0\n")
+    code = 0
     while True:
         size, number = struct.unpack(">II", _read(requests, 8))
+        if code == INTERRUPTED:
+            _reap()
         source = _read(requests, size).decode("utf-8", "replace")
         name = f"<cell {number}>"
         linecache.cache[name] = (len(source), None, source.splitlines(True), name)

@@ -67,6 +67,11 @@ class LocalSandbox:
         """Where bubblewrap and the agent write what went wrong."""
         return self._errors
 
+    @property
+    def pid(self) -> int | None:
+        """The harness's child that holds everything: bubblewrap, or the bare agent."""
+        return None if self._process is None else self._process.pid
+
     def started(self, process: Process) -> None:
         """The provider has started its process."""
         self._process = process

@@ -1,0 +1,552 @@
+"""Local sandboxes: commands, sessions side by side, files, the end of a sandbox, of an agent, of a harness."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from rz_agent.sandboxes.config import LocalTable, SandboxConfig
+from rz_agent.sandboxes.local.cgroups import find_hierarchies, owner_name
+from rz_agent.sandboxes.local.provider import LocalProvider
+from rz_agent.sandboxes.local.sandbox import LocalSandbox
+from rz_agent.sandboxes.pool import SandboxPool
+from rz_agent.sandboxes.provider import Died, ExecResult, FileError, Misconfigured, Unavailable
+
+needs_bubblewrap = pytest.mark.skipif(shutil.which("bwrap") is None, reason="bubblewrap is not installed")
+ISOLATIONS = [pytest.param("namespaces", marks=needs_bubblewrap), "none"]
+Run = Callable[[Coroutine[Any, Any, Any]], Any]
+
+
+@asynccontextmanager
+async def one(isolation: str = "namespaces", **limits: float) -> AsyncIterator[LocalSandbox]:
+    table = {"limits": limits, "local": {"isolation": isolation}}
+    config = SandboxConfig.load(table, source="test")
+    provider = LocalProvider(config.local)
+    try:
+        yield await provider.create(config.spec())
+    finally:
+        await provider.aclose()
+
+
+class Place:
+    def __init__(self, runner: asyncio.Runner, sandbox: LocalSandbox) -> None:
+        self.run, self.sandbox = runner.run, sandbox
+
+    def cell(self, code: str, session: str, timeout_s: float | None = None) -> ExecResult:
+        return self.run(self.sandbox.python(code, session=session, timeout_s=timeout_s))
+
+    def command(self, *argv: str, **options: Any) -> ExecResult:
+        return self.run(self.sandbox.exec(argv, **options))
+
+
+@pytest.fixture(scope="module", params=ISOLATIONS)
+def place(request: pytest.FixtureRequest) -> Iterator[Place]:
+    with asyncio.Runner() as runner:
+        manager = one(request.param, timeout_s=20)
+        yield Place(runner, runner.run(manager.__aenter__()))
+        runner.run(manager.__aexit__(None, None, None))
+
+
+# -- commands ---------------------------------------------------------------------------------------------
+
+
+def test_a_command_gets_its_stdin_environment_and_folder(place: Place) -> None:
+    result = place.command("sh", "-c", "cat; echo $WORD; pwd", stdin=b"in ", env={"WORD": "here"}, cwd="/usr")
+    assert result.stdout == b"in here\n/usr\n"
+    assert (result.exit_code, result.stderr, result.signal) == (0, b"", None)
+
+
+def test_an_exit_code_is_told_apart_from_a_signal(place: Place) -> None:
+    left = place.command("sh", "-c", "exit 137")
+    assert left.exit_code == 137
+    killed = place.command("sh", "-c", "kill -9 $$")
+    assert (killed.exit_code, killed.signal) == (137, 9)
+
+
+def test_a_command_that_does_not_exist_is_a_result(place: Place) -> None:
+    result = place.command("no-such-program")
+    assert result.exit_code == 127
+    assert b"no-such-program" in result.stderr
+
+
+def test_a_large_stdin_and_a_large_output_do_not_block_each_other(place: Place) -> None:
+    data = bytes(range(256)) * 4096
+    result = place.command("cat", stdin=data, output_limit=len(data))
+    assert result.stdout == data
+    assert not result.truncated
+
+
+def test_a_program_that_closes_its_stdin_early_is_fine(place: Place) -> None:
+    assert place.command("true", stdin=b"x" * (1 << 20)).exit_code == 0
+
+
+def test_output_over_the_limit_keeps_head_and_tail_and_counts_all(place: Place) -> None:
+    result = place.command("seq", "1", "5000", output_limit=100)
+    assert result.stdout.startswith(b"1\n2\n3\n")
+    assert result.stdout.endswith(b"4999\n5000\n")
+    assert result.truncated
+    assert result.stdout_bytes == 23893
+
+
+def test_a_command_past_its_deadline_is_killed(place: Place) -> None:
+    result = place.command("sleep", "60", timeout_s=0.3)
+    assert (result.timed_out, result.signal) == (True, 9)
+
+
+def test_commands_run_side_by_side(place: Place) -> None:
+    async def many() -> list[ExecResult]:
+        return await asyncio.gather(*(place.sandbox.exec(["sleep", "1"]) for _ in range(8)))
+
+    begun = time.monotonic()
+    assert all(result.exit_code == 0 for result in place.run(many()))
+    assert time.monotonic() - begun < 6
+
+
+# -- sessions ---------------------------------------------------------------------------------------------
+
+
+def test_a_session_keeps_its_state_and_echoes_the_last_expression(place: Place) -> None:
+    first = place.cell("x = 41\nprint('said')\nx + 1", "state")
+    assert (first.stdout, first.fresh, first.exit_code) == (b"said\n42\n", True, 0)
+    second = place.cell("x", "state")
+    assert (second.stdout, second.fresh) == (b"41\n", False)
+    assert place.cell("None", "state").stdout == b""
+
+
+def test_an_exception_is_a_traceback_of_the_cell_alone(place: Place) -> None:
+    result = place.cell("def f():\n    return 1 / 0\nf()", "error")
+    assert result.exit_code == 1
+    text = result.stderr.decode()
+    assert text.startswith('Traceback (most recent call last):\n  File "<cell 1>", line 3, in <module>')
+    assert "    return 1 / 0" in text
+    assert text.endswith("ZeroDivisionError: division by zero\n")
+    assert place.cell("def broken(:", "error").stderr.rstrip().endswith(b"SyntaxError: invalid syntax")
+
+
+def test_leaving_a_cell_by_exit_keeps_the_session(place: Place) -> None:
+    place.cell("kept = 1", "leave")
+    assert place.cell("import sys; sys.exit(3)", "leave").exit_code == 3
+    assert place.cell("kept", "leave").stdout == b"1\n"
+
+
+def test_a_timeout_interrupts_first_and_keeps_the_state(place: Place) -> None:
+    place.cell("x = 7", "slow")
+    result = place.cell("while True: pass", "slow", timeout_s=0.5)
+    assert (result.timed_out, result.state_lost) == (True, False)
+    assert b"KeyboardInterrupt" in result.stderr
+    assert place.cell("x", "slow").stdout == b"7\n"
+
+
+def test_a_cell_that_swallows_the_interrupt_is_killed_and_the_next_one_is_fresh(place: Place) -> None:
+    stubborn = "x = 1\nwhile True:\n  try:\n    while True: pass\n  except KeyboardInterrupt: pass"
+    result = place.cell(stubborn, "stubborn", timeout_s=0.3)
+    assert (result.timed_out, result.state_lost) == (True, True)
+    after = place.cell("'x' in globals()", "stubborn")
+    assert (after.stdout, after.fresh) == (b"False\n", True)
+
+
+def test_a_session_that_ends_itself_says_so_and_starts_anew(place: Place) -> None:
+    result = place.cell("import os; os._exit(7)", "gone")
+    assert (result.exit_code, result.state_lost) == (7, True)
+    assert place.cell("1", "gone").fresh
+
+
+def test_a_forged_end_mark_does_not_shift_later_cells(place: Place) -> None:
+    forge = "import os\nfor fd in range(3, 16):\n  try: os.write(fd, b'1 0\\n2 0\\n3 0\\n99 0\\nexit 0\\nnonsense\\n')\n  except OSError: pass"
+    place.cell(forge, "forger")
+    for number in range(10, 15):
+        assert (
+            place.cell(f"print({number})\n{number} * 2", "forger").stdout
+            == f"{number}\n{number * 2}\n".encode()
+        )
+
+
+def test_a_child_that_returns_from_a_cell_does_not_answer_for_its_parent(place: Place) -> None:
+    place.cell("import os\npid = os.fork()", "forker")
+    assert place.cell("pid > 0", "forker").stdout == b"True\n"
+    assert place.cell("'next'", "forker").stdout == b"'next'\n"
+
+
+def test_sessions_do_not_share_names_or_random_numbers(place: Place) -> None:
+    place.cell("secret = 'of a'", "a")
+    assert b"NameError" in place.cell("secret", "b").stderr
+    draw = "import random; random.random()"
+    assert place.cell(draw, "a").stdout != place.cell(draw, "b").stdout
+
+
+def test_pickled_classes_of_a_cell_find_their_module(place: Place) -> None:
+    code = "import pickle\nclass Point: pass\ntype(pickle.loads(pickle.dumps(Point()))).__name__"
+    assert place.cell(code, "pickle").stdout == b"'Point'\n"
+
+
+def test_many_sessions_run_at_once_and_keep_apart(place: Place) -> None:
+    async def episode(number: int) -> None:
+        name = f"episode {number}"
+        for turn in range(3):
+            result = await place.sandbox.python(
+                f"x = {number}\nimport time; time.sleep(0.05)\nx * {turn}", session=name
+            )
+            assert result.stdout == f"{number * turn}\n".encode()
+            assert result.fresh == (turn == 0)
+        await place.sandbox.end_session(name)
+
+    async def all_of_them() -> None:
+        await asyncio.gather(*(episode(number) for number in range(40)))
+
+    place.run(all_of_them())
+
+
+def test_an_ended_session_is_forgotten_and_ending_an_unknown_one_is_fine(place: Place) -> None:
+    place.cell("x = 1", "ended")
+    place.run(place.sandbox.end_session("ended"))
+    place.run(place.sandbox.end_session("ended"))
+    assert place.cell("'x' in globals()", "ended").fresh
+
+
+def test_a_cancelled_cell_is_stopped_and_the_sandbox_goes_on(place: Place) -> None:
+    async def give_up() -> None:
+        with pytest.raises(TimeoutError):
+            async with asyncio.timeout(0.5):
+                await place.sandbox.python("while True: pass", session="cancelled")
+
+    place.run(give_up())
+    assert place.cell("1", "cancelled").fresh
+
+
+# -- what sessions of one sandbox cannot see of each other ---------------------------------------------------
+
+
+@needs_bubblewrap
+def test_sessions_have_their_own_files_processes_and_loopback() -> None:
+    async def scenario() -> None:
+        async with one() as sandbox:
+            await sandbox.python(
+                "import socket, subprocess\n"
+                "for folder in ('/box', '/tmp', '/dev/shm'): open(folder + '/note', 'w').write('a')\n"
+                "server = socket.create_server(('127.0.0.1', 8000))\n"
+                "child = subprocess.Popen(['sleep', '60'])",
+                session="a",
+            )
+            seen = await sandbox.python(
+                "import os, socket\nprint([os.path.exists(f + '/note') for f in ('/box', '/tmp', '/dev/shm')])\n"
+                "print(len([p for p in os.listdir('/proc') if p.isdigit()]))\n"
+                "print(socket.socket().connect_ex(('127.0.0.1', 8000)) != 0)",
+                session="b",
+            )
+            assert seen.stdout == b"[False, False, False]\n2\nTrue\n"
+            own = await sandbox.python(
+                "socket.create_connection(('127.0.0.1', 8000)).close(); 'reached'", session="a"
+            )
+            assert own.stdout == b"'reached'\n"
+
+    asyncio.run(scenario())
+
+
+@needs_bubblewrap
+def test_one_session_at_its_process_limit_leaves_the_others_theirs() -> None:
+    async def scenario() -> None:
+        async with one(pids=8) as sandbox:
+            fill = "import os, time\ntry:\n  while True:\n    if os.fork() == 0: time.sleep(60)\nexcept OSError: print('full')"
+            assert (await sandbox.python(fill, session="a")).stdout == b"full\n"
+            more = "import os\nif os.fork() == 0: os._exit(0)\nos.wait()[1]"
+            assert (await sandbox.python(more, session="b")).stdout == b"0\n"
+
+    asyncio.run(scenario())
+
+
+# -- files ------------------------------------------------------------------------------------------------
+
+
+def test_a_written_file_is_read_back_and_seen_by_commands(place: Place) -> None:
+    place.run(place.sandbox.write("deep/folder/data.bin", b"\0\xff", mode=0o755))
+    assert place.run(place.sandbox.read("deep/folder/data.bin")) == b"\0\xff"
+    assert (
+        place.command("sh", "-c", "test -x deep/folder/data.bin && wc -c < deep/folder/data.bin").stdout
+        == b"2\n"
+    )
+
+
+def test_a_file_larger_than_asked_for_is_an_error(place: Place) -> None:
+    place.run(place.sandbox.write("large", b"x" * 100))
+    with pytest.raises(FileError, match="more than 99"):
+        place.run(place.sandbox.read("large", max_bytes=99))
+
+
+def test_reset_stops_programs_and_drops_files_and_sessions(place: Place) -> None:
+    async def scenario() -> None:
+        await place.sandbox.write("old", b"x")
+        await place.sandbox.python("x = 1", session="old")
+        running = asyncio.create_task(place.sandbox.exec(["sleep", "60"]))
+        await asyncio.sleep(0.5)
+        await place.sandbox.reset()
+        assert (await running).signal == 9
+        assert (await place.sandbox.python("1", session="old")).fresh
+        with pytest.raises(FileError):
+            await place.sandbox.read("old")
+
+    place.run(scenario())
+
+
+# -- the end of a sandbox -----------------------------------------------------------------------------------
+
+
+def processes_of(sandbox: LocalSandbox) -> set[int]:
+    """Host pids of everything below the sandbox's first process."""
+    parents: dict[int, int] = {}
+    for name in os.listdir("/proc"):
+        if name.isdigit():
+            try:
+                fields = Path(f"/proc/{name}/stat").read_text().rpartition(")")[2].split()
+            except OSError:
+                continue
+            if fields[0] != "Z":
+                parents[int(name)] = int(fields[1])
+    assert sandbox.pid is not None
+    found, wave = {sandbox.pid} & parents.keys(), {sandbox.pid}
+    while wave:
+        wave = {pid for pid, parent in parents.items() if parent in wave}
+        found |= wave
+    return found
+
+
+def running(pids: set[int]) -> set[int]:
+    """Those of them that have not ended (a zombie has)."""
+    left = set()
+    for pid in pids:
+        try:
+            if Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z":
+                left.add(pid)
+        except OSError:
+            continue
+    return left
+
+
+def wait_until(condition: Callable[[], bool], seconds: float) -> bool:
+    end = time.monotonic() + seconds
+    while time.monotonic() < end:
+        if condition():
+            return True
+        time.sleep(0.05)
+    return condition()
+
+
+def groups_of(owner: str) -> list[Path]:
+    return [path for h in find_hierarchies() if (path := h.path / owner).exists()]
+
+
+@pytest.mark.parametrize("isolation", ISOLATIONS)
+def test_close_leaves_no_process_no_group_and_no_folder(isolation: str) -> None:
+    async def scenario() -> None:
+        async with one(isolation) as sandbox:
+            await sandbox.python("import subprocess; subprocess.Popen(['sleep', '600'])", session="a")
+            task = asyncio.create_task(sandbox.exec(["sleep", "600"]))
+            await asyncio.sleep(0.5)
+            pids = processes_of(sandbox)
+            assert len(pids) >= 4
+            await asyncio.gather(sandbox.close(), sandbox.close())
+            await sandbox.close()
+            with pytest.raises(Died):
+                await task
+            with pytest.raises(Died):
+                await sandbox.exec(["true"])
+            assert not await sandbox.alive()
+            assert wait_until(lambda: not running(pids), 2)
+
+    asyncio.run(scenario())
+    assert groups_of(owner_name()) == []
+    assert not list(Path("/tmp").glob(f"rz-agent-scratch-{owner_name()}-*"))
+
+
+def test_close_runs_to_its_end_when_its_caller_is_cancelled() -> None:
+    async def scenario() -> None:
+        async with one("none") as sandbox:
+            pids = processes_of(sandbox)
+            closing = asyncio.create_task(sandbox.close())
+            await asyncio.sleep(0)
+            closing.cancel()
+            await asyncio.gather(closing, return_exceptions=True)
+            await sandbox.close()
+            assert not running(pids)
+
+    asyncio.run(scenario())
+
+
+@pytest.mark.parametrize("isolation", ISOLATIONS)
+def test_a_killed_agent_is_an_infrastructure_error_to_every_waiter(isolation: str) -> None:
+    async def scenario() -> None:
+        async with one(isolation) as sandbox:
+            tasks = [asyncio.create_task(sandbox.exec(["sleep", "600"])) for _ in range(3)]
+            tasks += [
+                asyncio.create_task(sandbox.python("while True: pass", session=f"{n}")) for n in range(3)
+            ]
+            await asyncio.sleep(1)
+            pids = processes_of(sandbox)
+            for pid in pids:
+                if b"agent_main" in Path(f"/proc/{pid}/cmdline").read_bytes():
+                    os.kill(pid, signal.SIGKILL)
+                    break
+            answers = await asyncio.wait_for(asyncio.gather(*tasks, return_exceptions=True), 10)
+            assert [type(answer) for answer in answers] == [Died] * 6
+            assert {(a.blame, a.retryable, a.cause) for a in answers if isinstance(a, Died)} == {
+                ("infra", True, "killed")
+            }
+            assert not await sandbox.alive()
+            await sandbox.close()
+            assert wait_until(lambda: not running(pids), 5)
+
+    asyncio.run(scenario())
+
+
+HARNESS = """
+import asyncio, os, sys
+from rz_agent.sandboxes.config import SandboxConfig
+from rz_agent.sandboxes.local.cgroups import owner_name
+from rz_agent.sandboxes.local.provider import LocalProvider
+
+async def main():
+    config = SandboxConfig.load({"local": {"isolation": sys.argv[1]}}, source="test")
+    provider = LocalProvider(config.local)
+    sandboxes = [await provider.create(config.spec()) for _ in range(5)]
+    for sandbox in sandboxes:
+        await sandbox.python("import subprocess; subprocess.Popen(['sleep', '987'])", session="a")
+        asyncio.create_task(sandbox.python("while True: pass", session="b", timeout_s=600))
+    if os.fork() == 0:  # a forked worker holds copies of every descriptor, the sockets among them
+        import time
+        time.sleep(30)
+        os._exit(0)
+    await asyncio.sleep(0.5)
+    print(owner_name(), *(sandbox.pid for sandbox in sandboxes), flush=True)
+    await asyncio.sleep(600)
+
+asyncio.run(main())
+"""
+
+
+@pytest.mark.parametrize("isolation", ISOLATIONS)
+def test_when_the_harness_is_killed_its_sandboxes_are_gone_within_five_seconds(isolation: str) -> None:
+    harness = subprocess.Popen([sys.executable, "-c", HARNESS, isolation], stdout=subprocess.PIPE, text=True)
+    assert harness.stdout is not None
+    owner, *roots = harness.stdout.readline().split()
+
+    class Root:
+        def __init__(self, pid: int) -> None:
+            self.pid = pid
+
+    pids = {pid for root in roots for pid in processes_of(Root(int(root)))}  # type: ignore[arg-type]
+    assert len(pids) >= 5 * 4
+    harness.kill()
+    harness.wait()
+    assert wait_until(lambda: not running(pids), 5), running(pids)
+    for path in Path("/proc").iterdir():  # the forked worker: it keeps the janitor's pipe open
+        if path.name.isdigit() and path.joinpath("cmdline").exists():
+            try:
+                if b"sandbox.pid for sandbox" in path.joinpath("cmdline").read_bytes():
+                    os.kill(int(path.name), signal.SIGKILL)
+            except OSError:
+                continue
+    assert wait_until(lambda: groups_of(owner) == [], 10)
+    assert wait_until(lambda: not list(Path("/tmp").glob(f"rz-agent-scratch-{owner}-*")), 10)
+
+
+def test_a_later_harness_sweeps_what_a_dead_one_left() -> None:
+    provider = LocalProvider(LocalTable(isolation="none"))
+    left = Path(f"/tmp/rz-agent-scratch-1-0-{os.getpid()}")
+    left.mkdir()
+    groups = [h.path / "1-0" for h in find_hierarchies()]
+    for group in groups:
+        group.mkdir()
+    removed = asyncio.run(provider.reap())
+    assert left.name in removed
+    assert not left.exists()
+    assert not any(group.exists() for group in groups)
+
+
+# -- the pool, and what is said beforehand ------------------------------------------------------------------
+
+
+def test_the_pool_replaces_a_dead_sandbox_for_the_next_episode() -> None:
+    async def scenario() -> None:
+        config = SandboxConfig.load({"shared": 2, "local": {"isolation": "none"}}, source="test")
+        async with SandboxPool.of(config) as pool:
+            first, second, third = [await pool.acquire() for _ in range(3)]
+            assert len({first.id, second.id, third.id}) == 2
+            assert isinstance(first, LocalSandbox)
+            os.kill(first.pid or 0, signal.SIGKILL)
+            assert await first.alive() is False
+            for sandbox in (first, second, third):
+                await pool.release(sandbox)
+            fresh = [await pool.acquire() for _ in range(2)]
+            assert first.id not in {sandbox.id for sandbox in fresh}
+            assert pool.replaced == 1
+            assert (await fresh[1].python("1 + 1", session="x")).stdout == b"2\n"
+
+    asyncio.run(scenario())
+
+
+@needs_bubblewrap
+def test_another_python_may_be_named_where_every_uid_can_read_it() -> None:
+    async def scenario() -> None:
+        async with one() as sandbox:
+            result = await sandbox.python("import sys; sys.version_info[:2] >= (3, 9)", session="a")
+            assert result.stdout == b"True\n"
+
+    asyncio.run(scenario())
+
+
+@needs_bubblewrap
+@pytest.mark.skipif(os.geteuid() != 0, reason="only a root harness drops to another uid")
+def test_a_python_behind_a_closed_folder_is_refused_with_the_folders_name(tmp_path: Path) -> None:
+    closed = tmp_path / "closed"
+    closed.mkdir(mode=0o700)
+    python = closed / "bin" / "python3"
+    subprocess.run(["/usr/bin/python3", "-m", "venv", "--without-pip", "--copies", closed], check=True)
+    provider = LocalProvider(LocalTable(python=str(python)))
+    with pytest.raises(Misconfigured, match="closed to other users") as caught:
+        asyncio.run(provider.create(SandboxConfig().spec()))
+    assert caught.value.blame == "config"
+
+
+def test_a_missing_python_is_refused_with_a_remedy() -> None:
+    provider = LocalProvider(LocalTable(isolation="none", python="/nowhere/python3"))
+    with pytest.raises(Misconfigured, match="/usr/bin/python3"):
+        asyncio.run(provider.create(SandboxConfig().spec()))
+
+
+def test_without_bubblewrap_the_doctor_and_the_error_name_the_package(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv("PATH", "/nowhere")
+    provider = LocalProvider(LocalTable())
+    failed = [result for result in asyncio.run(provider.check()) if result.status == "failed"]
+    assert [result.name for result in failed] == ["bubblewrap"]
+    assert "apt-get install -y bubblewrap" in failed[0].remedy
+    with pytest.raises(Unavailable, match="apt-get install"):
+        asyncio.run(provider.create(SandboxConfig().spec()))
+
+
+@needs_bubblewrap
+def test_the_doctor_makes_a_trial_sandbox() -> None:
+    async def scenario() -> None:
+        provider = LocalProvider(LocalTable())
+        results = {result.name: result for result in await provider.check()}
+        await provider.aclose()
+        assert results["trial sandbox"].status == "ok"
+
+    asyncio.run(scenario())
+
+
+def test_isolation_none_says_what_it_does_not_bound() -> None:
+    can = LocalProvider(LocalTable(isolation="none")).capabilities()
+    assert not (can.isolates_files or can.isolates_network or can.isolates_processes or can.filters_syscalls)
+    assert any(line.startswith("network:") for line in can.not_bounded)

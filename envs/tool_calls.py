@@ -16,7 +16,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal, NoReturn
 
-Status = Literal["ok", "not_closed", "not_json", "not_an_object", "no_name", "no_arguments", "not_unicode"]
+Status = Literal[
+    "ok", "not_closed", "not_json", "not_an_object", "no_name", "no_arguments", "not_unicode", "too_many"
+]
+MAX_CALLS = 100  # of one reply: reading a call costs time in proportion to the reply's length
 
 _MARKER = re.compile(r"<think>|</think>|<tool_call>")
 _SPACE = re.compile(r"\s*")
@@ -61,6 +64,9 @@ def parse(text: str) -> Reply:
     thought, content, calls, position = "", "", [], 0
     while marker := _MARKER.search(text, position):
         content += text[position : marker.start()]
+        if len(calls) == MAX_CALLS:
+            calls.append(_malformed("too_many", f"a reply has at most {MAX_CALLS} calls", ""))
+            return Reply(thought=thought, content=content, calls=tuple(calls))
         if marker[0] == _OPEN:
             call, position = _call(text, marker.end())
             calls.append(call)

@@ -105,7 +105,7 @@ class AlignedCpu:
     def linear(self, x: Tensor, weight: Tensor, packed: Packed) -> Tensor:
         if not isinstance(packed, PackedWeight) or packed.shape != tuple(weight.shape):
             raise ValueError(f"weight {tuple(weight.shape)} needs its own pack() result, got {packed!r}")
-        return cast(Tensor, _Linear.apply(x, weight, packed))
+        return cast(Tensor, _Linear.apply(x, weight, packed))  # type: ignore[no-untyped-call]
 
     def rms_norm(self, x: Tensor, weight: Tensor, eps: float) -> Tensor:
         return formulas.rms_norm(x, weight, eps)
@@ -117,10 +117,11 @@ class AlignedCpu:
         return formulas.rotary_table(head_dim, base, max_positions, dtype)
 
     def rotary(self, q: Tensor, k: Tensor, positions: Tensor, table: Tensor) -> tuple[Tensor, Tensor]:
-        return cast(tuple[Tensor, Tensor], _Rotary.apply(q, k, positions, table))
+        rotated = _Rotary.apply(q, k, positions, table)  # type: ignore[no-untyped-call]
+        return cast(tuple[Tensor, Tensor], rotated)
 
     def attention(self, q: Tensor, k: Tensor, v: Tensor, cu_seqlens: tuple[int, ...], scale: float) -> Tensor:
-        return cast(Tensor, _Attention.apply(q, k, v, cu_seqlens, scale))
+        return cast(Tensor, _Attention.apply(q, k, v, cu_seqlens, scale))  # type: ignore[no-untyped-call]
 
     def silu_and_mul(self, gate_up: Tensor) -> Tensor:
         if gate_up.shape[-1] % 64:

@@ -54,7 +54,7 @@ def load() -> str:
     """Load the operations into this process (once) and return a fingerprint of the library's bytes."""
     path = library_path()
     if not hasattr(torch.ops._C, "onednn_mm"):
-        torch.ops.load_library(str(path))
+        torch.ops.load_library(str(path))  # type: ignore[no-untyped-call]
     has_amx()
     digest = hashlib.blake2b(digest_size=8)
     with path.open("rb") as file:

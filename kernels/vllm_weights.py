@@ -101,21 +101,23 @@ class RzWorker:
 def check_weights(model: torch.nn.Module, checksums: dict[str, str], version: int) -> None:
     """Compare every tensor of a manifest with the model, and every parameter with the manifest.
 
-    Raises WeightMismatch at the first tensor that differs, and for a parameter that the manifest leaves out: it
-    would silently keep an older version.
+    Raises WeightMismatch at the first tensor that differs, and for a parameter of which the manifest leaves
+    anything out: it would silently keep an older version.
     """
-    covered: set[int] = set()
+    covered: dict[int, dict[int, int]] = {}
     for name, expected in checksums.items():
         tensor = held_tensor(model, name)
-        covered.add(tensor.untyped_storage().data_ptr())
+        pieces = covered.setdefault(tensor.untyped_storage().data_ptr(), {})
+        pieces[int(tensor.storage_offset())] = tensor.numel()
         if (found := tensor_checksum(tensor)) != expected:
             raise WeightMismatch(
-                f"version {version}: the engine holds {name} with checksum {found}, the manifest says
-                {expected}"
+                f"version {version}: the engine holds {name} with checksum {found}, not {expected} as in the "
+                "manifest"
             )
     for name, parameter in model.named_parameters():
-        if parameter.numel() and parameter.untyped_storage().data_ptr() not in covered:
-            raise WeightMismatch(f"version {version}: parameter {name} is not covered by the manifest")
+        pieces = covered.get(parameter.untyped_storage().data_ptr(), {})
+        if sum(pieces.values()) != _real(model.get_submodule(name.rpartition(".")[0]), parameter).numel():
+            raise WeightMismatch(f"version {version}: the manifest does not cover all of parameter {name}")
 
 
 def held_tensor(model: Any, name: str) -> Tensor:
@@ -134,7 +136,11 @@ def held_tensor(model: Any, name: str) -> Tensor:
             whole: Tensor = getattr(module, kind).data
             return whole[start : start + sizes[parts.index(leaf)]]
     module = _module(model, prefix, name)
-    tensor: Tensor = getattr(module, kind).data
+    return _real(module, getattr(module, kind).data)
+
+
+def _real(module: Any, tensor: Tensor) -> Tensor:
+    """The rows that the checkpoint has: vLLM pads a vocabulary."""
     rows = module.__dict__.get("org_vocab_size")
     return tensor if rows is None else tensor[:rows]
 

@@ -5,9 +5,8 @@ A configuration that exists can be started; what cannot run is refused where it 
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
-from typing import Any, Literal, Self
+from typing import Literal, Self
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
@@ -54,12 +53,7 @@ class EngineConfig(BaseModel):
         if self.max_num_batched_tokens < self.max_num_seqs:
             raise ValueError(
                 f"max_num_batched_tokens = {self.max_num_batched_tokens} is smaller than max_num_seqs = "
-                f"{self.max_num_seqs}: a step could not decode every running request. Raise the first or
-                lower " "the second."
+                f"{self.max_num_seqs}: a step could not decode every running request. Raise the first or "
+                "lower the second."
             )
         return self
-
-    def hf_config(self) -> dict[str, Any]:
-        """The model's config.json. Raises FileNotFoundError naming the path."""
-        loaded: dict[str, Any] = json.loads((self.model / "config.json").read_text())
-        return loaded

@@ -11,6 +11,7 @@ another; requests sent meanwhile wait in the engine. A caller cancelled while it
 from __future__ import annotations
 
 import asyncio
+import gc
 import itertools
 from collections.abc import Awaitable, Sequence
 from typing import Any, TypeVar
@@ -123,12 +124,13 @@ class VllmAsync:
         self._die("the engine was closed", None)
         if engine is not None:
             await asyncio.to_thread(engine.shutdown)
+            # Collected now: its finalizer cannot run in an interpreter that is shutting down.
+            del engine
+            gc.collect()
 
     async def _last_output(self, prompt: dict[str, Any], params: Any) -> Any:
-        output = None
-        async for output in self._engine.generate(prompt, params, str(next(self._request_ids))):
-            pass
-        return output
+        outputs = self._engine.generate(prompt, params, str(next(self._request_ids)))
+        return [output async for output in outputs][-1]
 
     async def _update(self, manifest: WeightManifest) -> None:
         from vllm.distributed.weight_transfer.base import WeightTransferUpdateRequest

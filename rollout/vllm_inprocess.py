@@ -3,20 +3,22 @@
     caller (asyncio) --command--> queue --> engine thread: commands, then one step, then commands, ...
     caller           <--future--           resolved in the thread, woken in the caller's loop
 
-Invariants: only the engine thread touches the engine, so a command (an update above all) falls between two steps.
-A command's future is always resolved: with its result, its exception, or EngineDead. The thread sleeps only
-when no request runs and no command waits. It draws from torch's global generator, as any code of this
+Invariants: only the engine thread touches the engine, so a command (an update above all) falls between two
+steps. A command's future is always resolved: with its result, its exception, or EngineDead. The thread sleeps
+only when no request runs and no command waits. It draws from torch's global generator, as any code of this
 process does.
 """
 
 from __future__ import annotations
 
 import asyncio
+import atexit
+import contextlib
 import itertools
 import queue
 import threading
 from collections.abc import Callable, Sequence
-from concurrent.futures import Future
+from concurrent.futures import Future, InvalidStateError
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
@@ -72,6 +74,8 @@ class VllmInProcess:
         return self._version
 
     async def start(self) -> None:
+        # A thread inside native code when the interpreter goes down would abort the process.
+        atexit.register(self._stop)
         self._thread.start()
         await asyncio.wrap_future(self._started)
 
@@ -112,9 +116,13 @@ class VllmInProcess:
 
     async def close(self) -> None:
         """Stop after the step in progress; idempotent."""
+        await asyncio.to_thread(self._stop)
+        atexit.unregister(self._stop)
+
+    def _stop(self) -> None:
         self._commands.put(None)
         if self._thread.ident is not None:
-            await asyncio.to_thread(self._thread.join)
+            self._thread.join()
 
     # --- in the caller's loop -------------------------------------------------------------------------
 
@@ -179,12 +187,11 @@ class VllmInProcess:
         self._shut_down()
 
     def _build(self) -> None:
+        import torch
         from vllm.engine.arg_utils import EngineArgs
         from vllm.usage.usage_lib import UsageContext
         from vllm.v1.engine.llm_engine import LLMEngine
         from vllm.v1.executor.abstract import Executor
-
-        import torch
 
         # OpenMP counts threads for each thread that opens a parallel region.
         torch.set_num_threads(self.config.threads)
@@ -291,5 +298,6 @@ def _run(command: _Command) -> None:
 
 
 def _fail(then: Future[Any], error: Exception) -> None:
-    if not then.done():
+    # Already answered, or cancelled by a caller who is gone.
+    with contextlib.suppress(InvalidStateError):
         then.set_exception(error)

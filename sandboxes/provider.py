@@ -70,7 +70,7 @@ class SandboxSpec:
 class ExecResult:
     """What one command or cell did. A value, never an exception.
 
-    exit_code      process exit code; 128 + signal when killed; a cell: 0, 1 after an exception, 130 interrupted
+    exit_code      of the process, 128 + signal when killed; a cell: 0, 1 after an exception, 130 interrupted
     stdout/stderr  bytes as written, head and tail around a cut mark when longer than the limit
     stdout_bytes/stderr_bytes   how many were written in all
     timed_out      the deadline passed: command killed, cell interrupted (or killed, see state_lost)

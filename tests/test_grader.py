@@ -20,7 +20,10 @@ from rz_agent.envs.hooks import Portal
 from rz_agent.envs.python_math.answers import LIMIT, equal_integers, last_boxed
 from rz_agent.envs.python_math.grader import Grader
 
-PAIRS = [json.loads(line) for line in (Path(__file__).parent / "fixtures/math_pairs.jsonl").read_text().splitlines()]
+PAIRS = [
+    json.loads(line)
+    for line in (Path(__file__).parent / "fixtures/math_pairs.jsonl").read_text().splitlines()
+]
 # Verdicts that math-verify alone gets wrong, and their neighbours.
 MORE = [
     ("7", r"\{7\}", False), ("7", "{7}", False), ("7", "7 or 6", False), (r"\{1,2\}", r"\{2,1\}", True),
@@ -102,7 +105,7 @@ def test_a_grader_whose_workers_cannot_live_is_an_infrastructure_failure(tmp_pat
 
 def test_a_cancelled_grade_returns_at_once_and_the_grader_goes_on(run: Any):
     async def body(grader: Grader) -> tuple[float, bool]:
-        grading = [asyncio.ensure_future(grader.math("7", "9^{9^{9^9}}")) for _ in range(6)]
+        grading = [asyncio.ensure_future(grader.math("7", "9^{9^{9^9}}")) for _ in range(3)]
         await asyncio.sleep(0.05)
         began = time.monotonic()
         for one in grading:
@@ -117,7 +120,7 @@ def test_a_cancelled_grade_returns_at_once_and_the_grader_goes_on(run: Any):
 
 def test_a_closed_grader_leaves_no_process():
     async def body() -> list[int]:
-        async with Grader(workers=2) as grader:
+        async with Grader(workers=1) as grader:
             await grader.warm()
             return [worker._process.pid for worker in grader._all]
 
@@ -129,7 +132,7 @@ def test_a_closed_grader_leaves_no_process():
 def test_every_reasoning_gym_scorer_takes_its_own_answer_and_refuses_nonsense(run: Any):
     from rz_agent.envs import from_reasoning_gym
 
-    names = ["gcd", "countdown", "mini_sudoku", "spell_backward", "number_sorting", "rotate_matrix", "simple_equations"]
+    names = ["gcd", "countdown", "mini_sudoku", "spell_backward", "number_sorting", "simple_equations"]
 
     async def scores(grader: Grader) -> dict[str, tuple[float, float]]:
         found = {}

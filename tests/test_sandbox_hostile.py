@@ -1,4 +1,4 @@
-"""What a policy may try in the local sandbox, and what becomes of it. The sandbox is usable after each try."""
+"""What a policy may try in the local sandbox, and what becomes of it; the sandbox is usable after each."""
 
 from __future__ import annotations
 
@@ -9,7 +9,6 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-
 from rz_agent.sandboxes.config import SandboxConfig
 from rz_agent.sandboxes.local.provider import LocalProvider
 from rz_agent.sandboxes.provider import Capabilities, ExecResult, FileError, Sandbox
@@ -114,7 +113,8 @@ def test_memory_spread_over_processes_counts_as_one(place: Attacked) -> None:
 @pytest.mark.parametrize("folder", ["/box", "/tmp", "/dev/shm"])
 def test_filling_a_folder_meets_the_disk_limit(place: Attacked, folder: str) -> None:
     result = place.cell(
-        f"import itertools\ntry:\n  for i in itertools.count(): open(f'{folder}/{{i}}', 'wb').write(bytes(1 << 20))\n"
+        "import itertools\ntry:\n  for i in itertools.count():\n"
+        f"    open(f'{folder}/{{i}}', 'wb').write(bytes(1 << 20))\n"
         "except OSError as error: print(error.strerror, i)"
     )
     assert result.stdout.startswith(b"No space left on device")

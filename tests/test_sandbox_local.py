@@ -1,4 +1,4 @@
-"""Local sandboxes: commands, sessions side by side, files, the end of a sandbox, of an agent, of a harness."""
+"""Local sandboxes: commands, sessions side by side, files, the end of a sandbox, an agent, a harness."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ import shutil
 import signal
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import AsyncIterator, Callable, Coroutine, Iterator
 from contextlib import asynccontextmanager
@@ -15,13 +16,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-
 from rz_agent.sandboxes.config import LocalTable, SandboxConfig
 from rz_agent.sandboxes.local.cgroups import find_hierarchies, owner_name
 from rz_agent.sandboxes.local.provider import LocalProvider
 from rz_agent.sandboxes.local.sandbox import LocalSandbox
 from rz_agent.sandboxes.pool import SandboxPool
-from rz_agent.sandboxes.provider import Died, ExecResult, FileError, Misconfigured, Unavailable
+from rz_agent.sandboxes.provider import CreateError, Died, ExecResult, FileError, Misconfigured, Unavailable
 
 needs_bubblewrap = pytest.mark.skipif(shutil.which("bwrap") is None, reason="bubblewrap is not installed")
 ISOLATIONS = [pytest.param("namespaces", marks=needs_bubblewrap), "none"]
@@ -149,7 +149,7 @@ def test_a_timeout_interrupts_first_and_keeps_the_state(place: Place) -> None:
 
 
 def test_a_cell_that_swallows_the_interrupt_is_killed_and_the_next_one_is_fresh(place: Place) -> None:
-    stubborn = "x = 1\nwhile True:\n  try:\n    while True: pass\n  except KeyboardInterrupt: pass"
+    stubborn = "x = 1\nwhile True:\n  try:\n    while True: x += 1\n  except KeyboardInterrupt: pass"
     result = place.cell(stubborn, "stubborn", timeout_s=0.3)
     assert (result.timed_out, result.state_lost) == (True, True)
     after = place.cell("'x' in globals()", "stubborn")
@@ -163,7 +163,10 @@ def test_a_session_that_ends_itself_says_so_and_starts_anew(place: Place) -> Non
 
 
 def test_a_forged_end_mark_does_not_shift_later_cells(place: Place) -> None:
-    forge = "import os\nfor fd in range(3, 16):\n  try: os.write(fd, b'1 0\\n2 0\\n3 0\\n99 0\\nexit 0\\nnonsense\\n')\n  except OSError: pass"
+    forge = (
+        "import os\nfor fd in range(3, 16):\n"
+        "  try: os.write(fd, b'1 0\\n2 0\\n3 0\\n99 0\\nexit 0\\nnonsense\\n')\n  except OSError: pass"
+    )
     place.cell(forge, "forger")
     for number in range(10, 15):
         assert (
@@ -239,7 +242,8 @@ def test_sessions_have_their_own_files_processes_and_loopback() -> None:
                 session="a",
             )
             seen = await sandbox.python(
-                "import os, socket\nprint([os.path.exists(f + '/note') for f in ('/box', '/tmp', '/dev/shm')])\n"
+                "import os, socket\n"
+                "print([os.path.exists(f + '/note') for f in ('/box', '/tmp', '/dev/shm')])\n"
                 "print(len([p for p in os.listdir('/proc') if p.isdigit()]))\n"
                 "print(socket.socket().connect_ex(('127.0.0.1', 8000)) != 0)",
                 session="b",
@@ -257,7 +261,10 @@ def test_sessions_have_their_own_files_processes_and_loopback() -> None:
 def test_one_session_at_its_process_limit_leaves_the_others_theirs() -> None:
     async def scenario() -> None:
         async with one(pids=8) as sandbox:
-            fill = "import os, time\ntry:\n  while True:\n    if os.fork() == 0: time.sleep(60)\nexcept OSError: print('full')"
+            fill = (
+                "import os, time\ntry:\n  while True:\n    if os.fork() == 0: time.sleep(60)\n"
+                "except OSError: print('full')"
+            )
             assert (await sandbox.python(fill, session="a")).stdout == b"full\n"
             more = "import os\nif os.fork() == 0: os._exit(0)\nos.wait()[1]"
             assert (await sandbox.python(more, session="b")).stdout == b"0\n"
@@ -318,6 +325,14 @@ def processes_of(sandbox: LocalSandbox) -> set[int]:
         wave = {pid for pid, parent in parents.items() if parent in wave}
         found |= wave
     return found
+
+
+def agent_of(sandbox: LocalSandbox) -> int:
+    """Host pid of the supervisor: the first Python below the sandbox's first process, or that one."""
+    pid = sandbox.pid or 0
+    while "python" not in Path(f"/proc/{pid}/comm").read_text():
+        pid = int(Path(f"/proc/{pid}/task/{pid}/children").read_text().split()[0])
+    return pid
 
 
 def running(pids: set[int]) -> set[int]:
@@ -392,10 +407,7 @@ def test_a_killed_agent_is_an_infrastructure_error_to_every_waiter(isolation: st
             ]
             await asyncio.sleep(1)
             pids = processes_of(sandbox)
-            for pid in pids:
-                if b"agent_main" in Path(f"/proc/{pid}/cmdline").read_bytes():
-                    os.kill(pid, signal.SIGKILL)
-                    break
+            os.kill(agent_of(sandbox), signal.SIGKILL)
             answers = await asyncio.wait_for(asyncio.gather(*tasks, return_exceptions=True), 10)
             assert [type(answer) for answer in answers] == [Died] * 6
             assert {(a.blame, a.retryable, a.cause) for a in answers if isinstance(a, Died)} == {
@@ -494,14 +506,66 @@ def test_the_pool_replaces_a_dead_sandbox_for_the_next_episode() -> None:
     asyncio.run(scenario())
 
 
+@pytest.fixture
+def open_folder() -> Iterator[Path]:
+    """A folder that every uid can read, outside /tmp."""
+    folder = Path(tempfile.mkdtemp(dir="/var/tmp"))
+    folder.chmod(0o755)
+    yield folder
+    shutil.rmtree(folder)
+
+
 @needs_bubblewrap
-def test_another_python_may_be_named_where_every_uid_can_read_it() -> None:
+def test_another_python_is_shown_with_its_own_packages_and_preloaded_modules(open_folder: Path) -> None:
+    subprocess.run(["/usr/bin/python3", "-m", "venv", "--without-pip", str(open_folder)], check=True)
+    packages = next(open_folder.glob("lib/python3*/site-packages"))
+    (packages / "only_here.py").write_text("answer = 42")
+
     async def scenario() -> None:
-        async with one() as sandbox:
-            result = await sandbox.python("import sys; sys.version_info[:2] >= (3, 9)", session="a")
-            assert result.stdout == b"True\n"
+        table = LocalTable(python=str(open_folder / "bin" / "python3"), preload=("only_here",))
+        provider = LocalProvider(table)
+        sandbox = await provider.create(SandboxConfig().spec())
+        result = await sandbox.python("import sys\nprint('only_here' in sys.modules)\n", session="a")
+        assert result.stdout == b"True\n"
+        missing = LocalProvider(LocalTable(preload=("no_such_module",)))
+        with pytest.raises(CreateError, match="no_such_module"):
+            await missing.create(SandboxConfig().spec())
+        await missing.aclose()
+        await provider.aclose()
 
     asyncio.run(scenario())
+
+
+PLAIN_USER = """
+import asyncio, ctypes, os
+import rz_agent.sandboxes.local.provider as local
+from rz_agent.sandboxes.config import SandboxConfig
+
+async def main():
+    config = SandboxConfig.load({"limits": {"memory_mb": 128}}, source="test")
+    provider = local.LocalProvider(config.local)
+    sandbox = await provider.create(config.spec())
+    print((await sandbox.python("import os; os.getuid()", session="a")).text.strip())
+    bomb = await sandbox.python("held = []\\nwhile True: held.append(bytearray(8 << 20))", session="b")
+    print(bomb.stderr.decode().split()[-1], provider.capabilities().bounds_session_memory)
+    print((await sandbox.exec(["echo", "ran"])).text.strip())
+    await provider.aclose()
+
+if os.geteuid() == 0:
+    os.setgroups([])
+    os.setgid(54321)
+    os.setuid(54321)
+    ctypes.CDLL(None).prctl(4, 1, 0, 0, 0)
+asyncio.run(main())
+"""
+
+
+@needs_bubblewrap
+def test_a_plain_user_without_cgroups_is_isolated_and_bounded_by_address_space() -> None:
+    ran = subprocess.run([sys.executable, "-c", PLAIN_USER], capture_output=True, text=True, timeout=60)
+    lines = ran.stdout.splitlines()
+    assert lines[:1] + lines[2:] == ["1000", "ran"], ran.stderr
+    assert lines[1] in ("MemoryError False", "True")
 
 
 @needs_bubblewrap
@@ -548,5 +612,6 @@ def test_the_doctor_makes_a_trial_sandbox() -> None:
 
 def test_isolation_none_says_what_it_does_not_bound() -> None:
     can = LocalProvider(LocalTable(isolation="none")).capabilities()
-    assert not (can.isolates_files or can.isolates_network or can.isolates_processes or can.filters_syscalls)
+    kept = (can.isolates_files, can.isolates_network, can.isolates_processes, can.filters_syscalls)
+    assert kept == (False, False, False, False)
     assert any(line.startswith("network:") for line in can.not_bounded)

@@ -6,14 +6,25 @@ import json
 import time
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from rz_agent.envs.tool_calls import parse
+from rz_agent.envs.tool_calls import MAX_CALLS, parse
 
-FRAGMENTS = ("<think>", "</think>", "<tool_call>", "</tool_call>", '{"name":"python","arguments":{}}', "{", '"', "\\")
+FRAGMENTS = (
+    "<think>",
+    "</think>",
+    "<tool_call>",
+    "</tool_call>",
+    '{"name":"python","arguments":{}}',
+    "{",
+    '"',
+    "\\",
+)
 JSON_VALUES = st.recursive(
-    st.none() | st.booleans() | st.integers() | st.text(), lambda inner: st.lists(inner) | st.dictionaries(st.text(), inner)
+    st.none() | st.booleans() | st.integers() | st.text(max_size=5),
+    lambda inner: st.lists(inner, max_size=2) | st.dictionaries(st.text(max_size=3), inner, max_size=2),
+    max_leaves=4,
 )
 
 
@@ -23,7 +34,9 @@ def call(name: str, **arguments: object) -> str:
 
 def test_a_call_as_the_tiny_policy_writes_it():
     reply = parse('<tool_call>{"name":"python","arguments":{"code":"print(345%67)"}}</tool_call>')
-    assert [(c.name, c.arguments, c.status) for c in reply.calls] == [("python", {"code": "print(345%67)"}, "ok")]
+    assert [(c.name, c.arguments, c.status) for c in reply.calls] == [
+        ("python", {"code": "print(345%67)"}, "ok")
+    ]
     assert reply.content == ""
 
 
@@ -84,6 +97,7 @@ def test_markers_inside_a_string_of_a_call_are_text():
     assert reply.content == "!"
 
 
+@settings(deadline=None)
 @given(st.text() | st.lists(st.sampled_from(FRAGMENTS) | st.text(max_size=3)).map("".join))
 def test_any_text_is_parsed(text: str):
     reply = parse(text)
@@ -92,14 +106,16 @@ def test_any_text_is_parsed(text: str):
         assert one.name or one.status != "ok"
 
 
-@given(st.text(min_size=1), st.dictionaries(st.text(), JSON_VALUES))
+@settings(max_examples=50, deadline=None)
+@given(st.text(min_size=1, max_size=5), st.dictionaries(st.text(max_size=5), JSON_VALUES, max_size=3))
 def test_every_well_formed_call_is_read_back(name: str, arguments: dict[str, object]):
     text = json.dumps({"name": name, "arguments": arguments}, ensure_ascii=False)
-    one, = parse(f"<tool_call>{text}</tool_call>").calls
+    (one,) = parse(f"<tool_call>{text}</tool_call>").calls
     assert (one.name, one.arguments, one.status) == (name, arguments, "ok")
 
 
 def test_a_long_hostile_reply_is_parsed_in_no_time():
     began = time.monotonic()
-    assert len(parse("<tool_call>{" * 20_000).calls) == 20_000
+    statuses = [c.status for c in parse("<tool_call>{" * 20_000).calls]
+    assert statuses == ["not_closed"] * MAX_CALLS + ["too_many"]
     assert time.monotonic() - began < 2

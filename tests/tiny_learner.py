@@ -22,7 +22,7 @@ def build_model(
     shape = {
         "vocab_size": VOCABULARY,
         "hidden_size": 64,
-        "intermediate_size": 96,
+        "intermediate_size": 128,
         "num_hidden_layers": layers,
         "num_attention_heads": 4,
         "num_key_value_heads": 2,

@@ -115,6 +115,7 @@ class _Worker:
 
     def __init__(self) -> None:
         self._process: subprocess.Popen[bytes] | None = None
+        self._buffer = b""
         self._stopped = False
 
     def start(self) -> None:
@@ -133,10 +134,8 @@ class _Worker:
             env={"PATH": os.defpath, **threads},
             bufsize=0,
         )
-        try:
-            self._read(self._process, _START_S)
-        except _TimedOut as error:
-            raise _Died(f"it was not ready within {_START_S:g} s") from error
+        self._buffer = b""
+        self._warm(self._process)
 
     def score(self, line: bytes, deadline_s: float) -> float:
         """The score of one job. Raises _TimedOut or _Died, with the process killed and reaped."""
@@ -149,6 +148,7 @@ class _Worker:
         except OSError as error:
             self.bury()
             raise _Died(str(error)) from error
+        self._warm(process)
         return float(json.loads(self._read(process, deadline_s + _GRACE_S))["score"])
 
     def stop(self) -> None:
@@ -167,11 +167,18 @@ class _Worker:
                 if pipe is not None:
                     pipe.close()
 
+    def _warm(self, process: subprocess.Popen[bytes]) -> None:
+        """Wait for a line that says that imports are done; their time is nobody's."""
+        try:
+            self._read(process, _START_S)
+        except _TimedOut as error:
+            raise _Died(f"it was not ready within {_START_S:g} s") from error
+
     def _read(self, process: subprocess.Popen[bytes], limit_s: float) -> bytes:
         """One line of the process's answer."""
         assert process.stdout is not None
-        until, line = time.monotonic() + limit_s, b""
-        while not line.endswith(b"\n"):
+        until = time.monotonic() + limit_s
+        while b"\n" not in self._buffer:
             ready, _, _ = select.select([process.stdout], [], [], max(0.0, until - time.monotonic()))
             if not ready:
                 self.bury()
@@ -182,5 +189,6 @@ class _Worker:
                 if process.returncode == -signal.SIGALRM:  # its own alarm is the deadline
                     raise _TimedOut
                 raise _Died(f"exit code {process.returncode}")  # memory, a crash
-            line += chunk
+            self._buffer += chunk
+        line, _, self._buffer = self._buffer.partition(b"\n")
         return line

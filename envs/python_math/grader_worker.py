@@ -2,7 +2,8 @@
 
     stdin    one JSON job a line: {"kind": "math", "gold", "answer", "deadline_s"}
              or {"kind": "reasoning_gym", "dataset", "entry", "answer", "deadline_s"}
-    stdout   {"ready": true} once warm, then one {"score": float} a job
+    stdout   {"ready": true} once warm; then for a job {"begun": true} as its deadline starts to run (after an
+             import it may need), and {"score": float}
 
 Run by its path as a program of its own, so it imports nothing of this package. It may hang or eat memory on
 a hostile answer, and is built to be killed: it kills itself by an alarm at the deadline of a job, its memory
@@ -18,6 +19,7 @@ import re
 import resource
 import signal
 import sys
+from collections.abc import Callable
 from typing import Any
 
 MEMORY_BYTES = 2 << 30
@@ -173,18 +175,19 @@ def _same_constant(left: Any, right: Any) -> bool:
 
 def score(job: dict[str, Any]) -> float:
     """0..1 for one job. An answer that cannot be compared is wrong."""
-    if job["kind"] == "reasoning_gym":
-        from reasoning_gym.factory import get_score_answer_fn
-
-        judge = get_score_answer_fn(job["dataset"])
-        try:
-            return float(judge(job["answer"], job["entry"]))
-        except Exception:
-            return 0.0
     try:
+        if job["kind"] == "reasoning_gym":
+            return float(_judge(job["dataset"])(job["answer"], job["entry"]))
         return float(equivalent(job["gold"], job["answer"]))
     except Exception:
         return 0.0
+
+
+def _judge(dataset: str) -> Callable[[str, dict[str, Any]], float]:
+    from reasoning_gym.factory import get_score_answer_fn
+
+    judge: Callable[[str, dict[str, Any]], float] = get_score_answer_fn(dataset)
+    return judge
 
 
 def main() -> None:
@@ -197,6 +200,9 @@ def main() -> None:
     answers.write(b'{"ready": true}\n')
     for line in jobs:
         job = json.loads(line)
+        if job["kind"] == "reasoning_gym":
+            _judge(job["dataset"])  # imported here, seconds the first time; an unknown name ends the worker
+        answers.write(b'{"begun": true}\n')
         signal.setitimer(signal.ITIMER_REAL, job["deadline_s"])
         value = score(job)
         signal.setitimer(signal.ITIMER_REAL, 0)

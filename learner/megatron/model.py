@@ -254,6 +254,7 @@ def _transformer_config(model: Architecture, dtype: torch.dtype, parallel: Paral
         bf16=dtype == torch.bfloat16,
         pipeline_dtype=dtype,
         variable_seq_lengths=parallel.pipeline > 1,
+        moe_token_dispatcher_type="alltoall",  # no experts here, but the default refuses variable lengths
         calculate_per_token_loss=True,
         perform_initialization=False,
         use_cpu_initialization=not torch.cuda.is_available(),

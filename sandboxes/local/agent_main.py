@@ -134,6 +134,9 @@ class Supervisor:
 
     def _do_cell(self, header: Header, body: bytes) -> None:
         program = self._sessions.get(header["session"])
+        if program is not None and program.killed:  # on its way out: this cell is for the next one
+            self._end([program], lambda: self._do_cell(header, body))
+            return
         fresh = program is None
         if program is None:
             program = self._sessions[header["session"]] = self._start(header, header["session"])

@@ -20,7 +20,6 @@ import traceback
 import types
 from typing import NoReturn
 
-
 INTERRUPTED = 130
 
 

@@ -73,9 +73,13 @@ class Channel:
         finally:
             self._waiting.pop(number, None)
 
-    def _send(self, header: Header, body: bytes = b"") -> None:
+    def require_life(self) -> None:
+        """Died when the agent is known to be gone."""
         if self._death is not None:
             raise self._death.again()
+
+    def _send(self, header: Header, body: bytes = b"") -> None:
+        self.require_life()
         assert self._writer is not None, "call() before open()"
         self._writer.write(pack(header, body))
 

@@ -89,6 +89,7 @@ class LocalSandbox:
         output_limit: int | None = None,
     ) -> ExecResult:
         """Run a command in the sandbox's shared /box; see `provider.Sandbox.exec`."""
+        self._require_life()
         header = self._header("exec", timeout_s, env, output_limit)
         header |= {"argv": list(argv), "cwd": cwd or self._box}
         group = self._new_group()
@@ -102,6 +103,7 @@ class LocalSandbox:
     async def python(self, code: str, *, session: str, timeout_s: float | None = None) -> ExecResult:
         """Run one cell; see `provider.Sandbox.python`. A session has its own /box, /tmp and /dev/shm."""
         async with self._locks.setdefault(session, asyncio.Lock()):
+            self._require_life()
             header = self._header("cell", timeout_s, None, None)
             header |= {"session": session, "cwd": self._box}
             group, seen = self._session_groups.get(session) or (self._new_group(), 0)
@@ -144,6 +146,12 @@ class LocalSandbox:
                 "address_mb": 0 if bounded else limits.memory_mb,
             },
         }
+
+    def _require_life(self) -> None:
+        """Before anything is made for a call."""
+        if self._closing is not None:
+            raise Died("it was closed", provider=PROVIDER, sandbox_id=self._id, cause="closed")
+        self._channel.require_life()
 
     def _new_group(self) -> str:
         if self._groups is None:

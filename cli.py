@@ -230,24 +230,11 @@ def audit(
     """Replay a run from its journal and recompute its recorded tokens; exit code 3 on a difference."""
     from .recipes import runs
     from .recipes.audit_run import audit_run
-    from .recipes.model_source import model_folder
-    from .recipes.progress import observer
 
-    found = runs.open_run(runs.find_run(root, run))
-    with observer(sys.stdout, found.recipe.updates, f"audit of {found.path.name}") as display:
-        model = model_folder(found.recipe.model, display.phase)
-        with _first_interrupt_asks(display.stop):
-            report = audit_run(found.recipe, model, found.path, display, share)
-    typer.echo(
-        f"{report.updates} updates: {report.differing} of {report.tokens} tokens differ, "
-        f"largest difference {report.max_abs_diff:.3g}"
-    )
-    for difference in report.differences:
-        typer.echo(f"  {difference}")
+    report = audit_run(runs.find_run(root, run), lambda text: typer.echo(text, err=True), share)
+    typer.echo(str(report))
     if report.differing:
         raise typer.Exit(3)
-    if display.stop.is_set():
-        raise typer.Exit(INTERRUPTED)
 
 
 @app.command(epilog="Example: rz-agent doctor engine sandbox")

@@ -2,14 +2,13 @@
 
     train(groups)              one update: version k -> k + 1
     weights()                  the present weights in Hugging Face names, as the engine serves them
-    score(segments, weights)   log-probabilities of recorded tokens, at the present or another version's
-    weights
+    score(segments, weights)   log-probabilities of recorded tokens, by the present or other weights
     save / load / export       checkpoint for an exact resume; model folder for everyone else
 
-Invariants: `version` is the number of finished updates; a failed update (a ratio that is not finite, a
-token from the future) changes neither weights nor optimizer state nor version; scoring changes nothing; the
-same batch on the same state gives the same weights, bit for bit. With several ranks every rank makes the
-same calls with the same arguments and gets the same results. The learner waits for nobody.
+Invariants: `version` is the number of finished updates; a failed update (a ratio that is not finite, a token
+from the future) changes neither weights nor optimizer state nor version; scoring changes nothing; the same
+batch on the same state gives the same weights, bit for bit. With several ranks every rank makes the same calls
+with the same arguments and gets the same results. One thread at a time calls a learner; it waits for nobody.
 """
 
 from __future__ import annotations
@@ -30,7 +29,7 @@ from ..kernels import operations as kernel_operations
 from ..kernels.operations import Operations
 from ..trajectory import Float32, Group, Segment
 from . import loss
-from .batch import Batch
+from .batch import Batch, Piece
 from .diagnostics import Metrics, episode_figures, lag_figures, ratio_figures
 from .learner_config import LearnerConfig
 from .megatron import checkpoint, hugging_face
@@ -91,7 +90,7 @@ class Learner:
         figures["lr"] = self.optimizer.rate(self.version)
         if batch.responses:
             self.optimizer.zero_gradients()
-            logprobs = self._run(batch, training=True)
+            logprobs = self._forward_backward(batch)
             figures |= self._judge(batch, logprobs)
             with megatron_device():
                 figures["grad_norm"] = self.optimizer.step()
@@ -121,19 +120,30 @@ class Learner:
         """
         batch = Batch.of_segments(segments)
         if weights is None:
-            logprobs = self._run(batch, training=False)
+            logprobs = self._run(batch.pieces, len(batch), training=False)
         else:
             with self.model.holding(weights):
-                logprobs = self._run(batch, training=False)
+                logprobs = self._run(batch.pieces, len(batch), training=False)
         found = [np.full(len(segment), np.nan, dtype=np.float32) for segment in segments]
         parts = np.split(logprobs.numpy(), np.cumsum([segment.num_actions for segment in segments])[:-1])
         for column, segment, part in zip(found, segments, parts if segments else [], strict=True):
             column[segment.action_mask] = part
         return found
 
-    def _run(self, batch: Batch, *, training: bool) -> Tensor:
-        """log pi of the N action tokens in flat order, float32[N] on the CPU; training leaves gradients."""
-        shares = pack(batch.pieces, self.config.micro_batch_tokens, self.parallel.data)
+    def _forward_backward(self, batch: Batch) -> Tensor:
+        """log pi of the N action tokens, float32[N]; leaves the gradients of the loss.
+
+        Episodes with advantage 0 add exactly nothing to the gradient, so they are only run forward, for the
+        figures.
+        """
+        taught = [piece for piece in batch.pieces if piece.coefficient]
+        untaught = [piece for piece in batch.pieces if not piece.coefficient]
+        logprobs = self._run(taught, len(batch), training=True)
+        return logprobs + self._run(untaught, len(batch), training=False) if untaught else logprobs
+
+    def _run(self, pieces: Sequence[Piece], size: int, *, training: bool) -> Tensor:
+        """log pi of the pieces' action tokens at their places in the flat order, float32[size]; 0 elsewhere."""
+        shares = pack(pieces, self.config.micro_batch_tokens, self.parallel.data)
         work = shares[self.parallel.data_rank]
         schedule = get_forward_backward_func()
         with megatron_device(), torch.set_grad_enabled(training):
@@ -146,7 +156,7 @@ class Learner:
                 micro_batch_size=1,
                 forward_only=not training,
             )
-        flat = torch.zeros(len(batch), dtype=torch.float32)
+        flat = torch.zeros(size, dtype=torch.float32)
         if self.parallel.last_stage:
             for held, logprobs in zip(work, outputs, strict=True):
                 real = held.flat >= 0

@@ -13,6 +13,7 @@ layer computes nothing else.
 
 from __future__ import annotations
 
+import heapq
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -127,11 +128,11 @@ def _fill(pieces: Sequence[Piece], budget: int, shares: int) -> list[list[Piece]
 def _spread(pieces: Sequence[Piece], budget: int, count: int) -> list[list[Piece]] | None:
     """Each piece into the emptiest of `count` micro-batches; None where one would pass the budget."""
     bins: list[list[Piece]] = [[] for _ in range(count)]
-    loads = [0] * count
+    emptiest_first = [(0, index) for index in range(count)]
     for piece in pieces:
-        emptiest = min(range(count), key=lambda b: (loads[b], b))
-        if loads[emptiest] and loads[emptiest] + len(piece.segment) > budget:
+        load, index = emptiest_first[0]
+        if load and load + len(piece.segment) > budget:
             return None
-        bins[emptiest].append(piece)
-        loads[emptiest] += len(piece.segment)
+        bins[index].append(piece)
+        heapq.heapreplace(emptiest_first, (load + len(piece.segment), index))
     return bins

@@ -11,7 +11,7 @@ The order of one update k, and why:
     3  store.put, checkpoint        everything that version k + 1 needs is on disk
     4  journal.complete(k)          the update is durable; only now may anyone see its version
     5  engine.update, scheduler     the engine loads it between two steps and proves it by checksum
-    6  audit, figures               beside the rollouts that already sample from k + 1
+    6  audit, evaluation, figures   beside the rollouts that already sample from k + 1
 
 Who waits: the controller for a batch (5 wakes the rollout side, which may be waiting to admit) and
 for each step in turn; rollouts go on during all of them. Everything the learner computes runs in one
@@ -43,6 +43,7 @@ from ..rollout.engine import Engine
 from ..rollout.scheduler import Scheduler
 from ..trajectory import Group
 from ..weight_store import WeightManifest, WeightStore
+from .evaluate import Evaluation
 from .metrics_writer import MetricsWriter
 from .progress import Observer
 from .recipe import Recipe
@@ -64,6 +65,7 @@ class Boxes:
     journal: Journal
     store: WeightStore
     audit: Audit
+    evaluation: Evaluation
     figures: MetricsWriter
     observer: Observer
 
@@ -172,10 +174,20 @@ class Controller:
         boxes.dispatcher.wake()
         self._clock.mark("published")
         report = await self._in_learner(boxes.audit.check, groups)
-        self._write(update, metrics, report)
+        measured = await self._evaluate(update + 1)
+        self._write(update, metrics | measured, report)
         if report.differing:
             await self._judge(report, groups)
         await asyncio.to_thread(forget_weights, boxes.store, boxes.scheduler, self._recipe.audit.every)
+
+    async def _evaluate(self, version: int) -> dict[str, float]:
+        """The held-out figures where they are due; rollouts go on, the learner waits."""
+        chosen = self._recipe.eval
+        if not chosen.every or version % chosen.every:
+            return {}
+        self._boxes.observer.phase("evaluating", f"version {version}")
+        found = await self._boxes.evaluation.run()
+        return {f"eval/{chosen.split}/{name}": value for name, value in found.items()}
 
     async def _make_durable(self, update: int, metrics: Metrics) -> WeightManifest:
         """Weights, checkpoint where one is due, then the journal's word that the update is done."""

@@ -11,15 +11,17 @@ from collections.abc import Sequence
 from contextlib import AsyncExitStack
 from pathlib import Path
 
+from ..envs.factory import EnvFactory
 from ..envs.task import Task
 from ..rollout.dispatcher import EpisodeRequest, Signals, seed_of
+from ..rollout.engine import Engine
 from ..rollout.episode import EpisodeRunner
 from ..trajectory import Sampling, Trajectory
 from .recipe import Recipe
 from .rollout_side import episode_runner, open_environment, start_engine
 
 FULL_REWARD = 1.0
-UNHEARD = Signals(first_request=lambda: None, first_token=lambda: None)
+UNHEARD = Signals(first_request=lambda: None, first_token=lambda version: None)
 
 
 def evaluate(recipe: Recipe, model_dir: Path, episodes: int) -> dict[str, float]:
@@ -31,13 +33,24 @@ async def _evaluate(recipe: Recipe, model_dir: Path, episodes: int) -> dict[str,
     async with AsyncExitStack() as stack:
         environment = await open_environment(stack, recipe)
         engine = await start_engine(stack, recipe, model_dir, version=0)
-        chosen = Sampling(
-            temperature=recipe.eval.temperature, top_p=recipe.eval.top_p, top_k=recipe.eval.top_k
-        )
-        runner = episode_runner(recipe, model_dir, engine, environment, chosen)
-        tasks = environment.taskset.load(recipe.eval.split)[:episodes]
-        played = await play(runner, tasks, recipe.rollout.episodes_in_flight, recipe.seed)
-    return figures(played)
+        return await Evaluation(recipe, model_dir, engine, environment, episodes).run()
+
+
+class Evaluation:
+    """A fixed set of tasks, played on a running engine as often as asked, always from the same seeds."""
+
+    def __init__(
+        self, recipe: Recipe, model_dir: Path, engine: Engine, environment: EnvFactory, episodes: int
+    ) -> None:
+        chosen = recipe.eval
+        sampling = Sampling(temperature=chosen.temperature, top_p=chosen.top_p, top_k=chosen.top_k)
+        self._runner = episode_runner(recipe, model_dir, engine, environment, sampling)
+        self._tasks = environment.taskset.load(chosen.split)[:episodes]
+        self._in_flight, self._seed = recipe.rollout.episodes_in_flight, recipe.seed
+
+    async def run(self) -> dict[str, float]:
+        """Figures of the policy that the engine holds now."""
+        return figures(await play(self._runner, self._tasks, self._in_flight, self._seed))
 
 
 async def play(runner: EpisodeRunner, tasks: Sequence[Task], in_flight: int, seed: int) -> list[Trajectory]:

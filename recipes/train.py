@@ -31,6 +31,7 @@ from ..sandboxes.pool import InfraBreaker
 from ..weight_store import WeightStore
 from . import summary_plot
 from .controller import Boxes, Controller, LearnerThread, publish
+from .evaluate import Evaluation
 from .metrics_writer import MetricsWriter
 from .model_source import model_folder
 from .progress import Observer
@@ -118,6 +119,7 @@ class Run:
             audit=Audit(
                 score=learner.score, weights=store, contract=learner.contract, share=recipe.audit.share
             ),
+            evaluation=Evaluation(recipe, model_dir, engine, environment, recipe.eval.episodes),
             figures=stack.enter_context(self._figures(point.update)),
             observer=observer,
         )

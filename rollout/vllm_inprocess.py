@@ -291,8 +291,10 @@ def _run(command: _Command) -> None:
         return
     try:
         result = command.run()
-    except Exception as error:
+    except BaseException as error:
         command.then.set_exception(error)
+        if not isinstance(error, Exception):
+            raise
     else:
         command.then.set_result(result)
 

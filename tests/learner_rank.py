@@ -14,11 +14,10 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from megatron.core import parallel_state
-from tiny_learner import group, ragged_groups, segment
-
 from rz_agent.errors import NonFinite
 from rz_agent.learner.learner import Learner
 from rz_agent.learner.learner_config import LearnerConfig
+from tiny_learner import group, ragged_groups, segment
 
 SPLITS: dict[str, dict[str, int]] = {
     "data": {},

@@ -6,9 +6,8 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from tiny_learner import group, segment
-
 from rz_agent.learner.advantages import advantages
+from tiny_learner import group, segment
 
 REWARDS = st.lists(st.floats(-100, 100, width=32), min_size=1, max_size=8)
 

@@ -12,11 +12,10 @@ from typing import Any
 
 import pytest
 import torch
-from tiny_learner import build_model, ragged_groups
-
 from rz_agent.errors import ConfigError
 from rz_agent.learner.learner import Learner
 from rz_agent.learner.learner_config import LearnerConfig
+from tiny_learner import build_model, ragged_groups
 
 
 @pytest.fixture(scope="module")
@@ -141,8 +140,12 @@ while True:
 """
 
 
-@pytest.mark.parametrize("delay", [0.03, 0.11, 0.29])
-def test_a_kill_at_any_moment_leaves_a_checkpoint_that_loads(folder: Path, tmp_path: Path, delay: float) -> None:
+@pytest.mark.parametrize(
+    "delay", [0.11, pytest.param(0.03, marks=pytest.mark.slow), pytest.param(0.29, marks=pytest.mark.slow)]
+)
+def test_a_kill_at_any_moment_leaves_a_checkpoint_that_loads(
+    folder: Path, tmp_path: Path, delay: float
+) -> None:
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path), "OMP_NUM_THREADS": "1"}
     command = [sys.executable, "-W", "ignore", "-c", SAVES_FOREVER, str(folder), str(tmp_path)]
     with subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, text=True) as process:

@@ -160,14 +160,14 @@ def test_the_second_interrupt_ends_at_once_with_130() -> None:
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 130
 
 
-@pytest.mark.parametrize("check", ["packages", "gpu", "learner", "sandbox"])
+@pytest.mark.parametrize("check", ["packages", "gpu", "sandbox"])
 def test_the_doctor_finds_this_installation_well(check: str) -> None:
     (finding,) = doctor.diagnose([check])
     assert finding.status in ("ok", "absent") if check == "gpu" else finding.status == "ok", finding
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("check", ["engine", "alignment", "ray"])
+@pytest.mark.parametrize("check", ["engine", "learner", "alignment", "ray"])
 def test_the_doctor_finds_the_slow_parts_well(check: str) -> None:
     (finding,) = doctor.diagnose([check])
     assert finding.status == "ok", finding

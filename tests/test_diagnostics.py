@@ -9,8 +9,6 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from tiny_learner import group, segment
-
 from rz_agent.learner.diagnostics import (
     FutureToken,
     d3,
@@ -20,6 +18,7 @@ from rz_agent.learner.diagnostics import (
     lag_figures,
     ratio_figures,
 )
+from tiny_learner import group, segment
 
 LOG_RATIOS = st.lists(st.floats(-20, 20, width=32), min_size=1, max_size=50).map(torch.tensor)
 

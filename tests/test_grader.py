@@ -14,7 +14,6 @@ from typing import Any
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-
 from rz_agent.envs.failure import InfraFailure
 from rz_agent.envs.hooks import Portal
 from rz_agent.envs.python_math.answers import LIMIT, equal_integers, last_boxed

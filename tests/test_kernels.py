@@ -239,7 +239,7 @@ def test_the_gradient_of_a_whole_model_is_that_of_float64_autograd(shape: Shape)
     weights = random_weights(shape, seed=0)
 
     def all_gradients(ops: Operations, dtype: torch.dtype) -> dict[str, Tensor]:
-        leaves = {name: w.to(dtype).requires_grad_() for name, w in weights.items()}
+        leaves = {name: w.to(dtype, copy=True).requires_grad_() for name, w in weights.items()}
         torch.cat(packed_logprobs(ops, shape, leaves, sequences)).sum().backward()
         return {name: w.grad.double() for name, w in leaves.items() if w.grad is not None}
 

@@ -12,14 +12,13 @@ import numpy as np
 import pytest
 import torch
 from learner_rank import SPLITS, lonely_batch, settings, trained
-from tiny_learner import build_model
-
 from rz_agent.learner.learner import Learner
+from tiny_learner import build_model
 
 RANK = Path(__file__).with_name("learner_rank.py")
 
 
-@pytest.fixture(scope="module", params=["qwen3", "llama-untied"])
+@pytest.fixture(scope="module", params=["qwen3", pytest.param("llama-untied", marks=pytest.mark.slow)])
 def run(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     """What one rank did in this process, and what each of two ranks did under torchrun."""
     root = tmp_path_factory.mktemp("parallel")
@@ -29,7 +28,15 @@ def run(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
     one = trained(alone, range(3))
     alone.save(root / "checkpoint")
     one["resumed"] = trained(alone, range(3, 5))
-    launch = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", str(RANK)]
+    launch = [
+        sys.executable,
+        "-m",
+        "torch.distributed.run",
+        "--standalone",
+        "--nproc-per-node",
+        "2",
+        str(RANK),
+    ]
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path), "PYTHONWARNINGS": "ignore"}
     done = subprocess.run(
         [*launch, *(str(root / name) for name in ("model", "checkpoint", ""))],
@@ -58,7 +65,7 @@ def test_updates_agree_with_one_rank(run: dict[str, Any], split: str) -> None:
 
 
 def test_replicas_have_the_bits_of_one_rank_in_their_first_scores(run: dict[str, Any]) -> None:
-    """Data parallelism moves whole segments between ranks, and the aligned forward does not care where they run."""
+    """Data parallelism moves whole segments, and the aligned forward does not care where they run."""
     first, one = run["ranks"][0]["data"]["figures"][0], run["one"]["figures"][0]
     for name in ("loss", "is/d3", "is/kl", "is/ess"):
         assert first[name] == one[name]
@@ -72,7 +79,9 @@ def test_every_rank_reports_the_same(run: dict[str, Any], split: str) -> None:
             k: v for k, v in b.items() if k != "time/train_s"
         }
     assert all(torch.equal(mine["weights"][name], theirs["weights"][name]) for name in mine["weights"])
-    assert all(np.array_equal(a, b, equal_nan=True) for a, b in zip(mine["scores"], theirs["scores"], strict=True))
+    assert all(
+        np.array_equal(a, b, equal_nan=True) for a, b in zip(mine["scores"], theirs["scores"], strict=True)
+    )
 
 
 @pytest.mark.parametrize("split", SPLITS)

@@ -9,13 +9,12 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from tiny_learner import group, ragged_groups, segment
-
 from rz_agent.errors import NonFinite
 from rz_agent.learner.advantages import advantages
 from rz_agent.learner.batch import Batch
 from rz_agent.learner.loss import policy_loss, ratios, require_finite
 from rz_agent.trajectory import Group, Segment, unmasked
+from tiny_learner import group, ragged_groups, segment
 
 
 def acted(*logprobs: float) -> Segment:
@@ -70,7 +69,10 @@ def test_without_importance_sampling_every_weight_is_one_and_the_gradient_is_tha
 
 
 def test_ratios_are_float32_however_they_come() -> None:
-    assert ratios(torch.zeros(1, dtype=torch.float64), torch.zeros(1, dtype=torch.float64)).dtype == torch.float32
+    assert (
+        ratios(torch.zeros(1, dtype=torch.float64), torch.zeros(1, dtype=torch.float64)).dtype
+        == torch.float32
+    )
 
 
 def test_an_episode_counts_once_however_many_segments_it_has() -> None:
@@ -105,7 +107,7 @@ def test_micro_batches_sum_to_the_batch() -> None:
 
 
 def test_token_counts_are_the_episodes_own_not_the_micro_batchs() -> None:
-    """Three tokens of weight 2 in one episode, one of weight 10 in another: (1/B) sum (1/T) gives (2 + 10) / 2."""
+    """Three tokens of weight 2 in one episode (A = 1), one of weight 10 in the other (A = -1): -(2 - 10) / 2."""
     groups = [group("g", [(1.0, [acted(-9.0, -9.0, -9.0)]), (-1.0, [acted(-9.0)])])]
     two, ten = -9 + math.log(2), -9 + math.log(10)
     assert loss_and_gradient(groups, [two] * 3 + [ten])[0] == pytest.approx(-(2 - 10) / 2, rel=1e-5)
@@ -133,9 +135,13 @@ def test_loss_and_gradient_agree_with_a_float64_formula(seed: int, spread: float
 @pytest.mark.parametrize(
     ("log_pi", "what"), [(math.nan, "log pi = nan"), (math.inf, "log pi = inf"), (-math.inf, "log pi = -inf")]
 )
-def test_a_log_probability_that_is_not_finite_stops_the_run_and_names_its_token(log_pi: float, what: str) -> None:
+def test_a_log_probability_that_is_not_finite_stops_the_run_and_names_its_token(
+    log_pi: float, what: str
+) -> None:
     rng = np.random.default_rng(0)
-    batch = Batch.of([group("g", [(1.0, [segment(rng, [(2, 2)]), segment(rng, [(3, 2), (1, 2)])]), (0.0, [])])])
+    batch = Batch.of(
+        [group("g", [(1.0, [segment(rng, [(2, 2)]), segment(rng, [(3, 2), (1, 2)])]), (0.0, [])])]
+    )
     logprobs = torch.full((len(batch),), -3.0)
     logprobs[4] = log_pi
     with pytest.raises(NonFinite, match=rf"episode g\.0, segment 1, token 6: {what}"):

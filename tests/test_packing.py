@@ -6,10 +6,9 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from tiny_learner import ragged_groups, segment
-
 from rz_agent.learner.batch import Batch
 from rz_agent.learner.packing import MicroBatch, pack
+from tiny_learner import ragged_groups, segment
 
 LENGTHS = st.lists(st.integers(1, 40), min_size=0, max_size=30)
 

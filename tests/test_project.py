@@ -11,7 +11,6 @@ from importlib import metadata
 from pathlib import Path
 
 import pytest
-import typer
 from rz_agent.cli import app
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -31,18 +30,18 @@ ROOMS = {
 CONTRACTS = {"errors", "trajectory", "journal", "weight_store"}
 
 
+def rooms() -> list[Path]:
+    """The folders of the checkout that belong to the package."""
+    return [p for p in ROOT.iterdir() if p.is_dir() and not p.name.startswith(".") and p.name not in OUTSIDE]
+
+
 def package_folders() -> set[str]:
-    folders = {init.parent.relative_to(ROOT) for init in ROOT.glob("*/**/__init__.py")}
-    ours = {f for f in folders if not f.parts[0].startswith(".") and f.parts[0] not in OUTSIDE}
-    return {"rz_agent", *(".".join(("rz_agent", *folder.parts)) for folder in ours)}
+    folders = [init.parent.relative_to(ROOT) for room in rooms() for init in room.rglob("__init__.py")]
+    return {"rz_agent", *(".".join(("rz_agent", *folder.parts)) for folder in folders)}
 
 
 def source_files() -> list[Path]:
-    return [
-        path
-        for path in ROOT.rglob("*.py")
-        if not (parts := path.relative_to(ROOT).parts)[0].startswith(".") and parts[0] not in OUTSIDE
-    ]
+    return [*ROOT.glob("*.py"), *(path for room in rooms() for path in room.rglob("*.py"))]
 
 
 def imports_of_ours(path: Path) -> set[tuple[str, ...]]:
@@ -118,17 +117,14 @@ def test_no_root_module_has_the_name_of_a_standard_or_installed_module() -> None
 
 
 def commands() -> list[tuple[str, ...]]:
-    def walk(
-        command: typer.core.TyperCommand | typer.core.TyperGroup, path: tuple[str, ...]
-    ) -> list[tuple[str, ...]]:
-        inner = getattr(command, "commands", None)
-        return (
-            [leaf for name, child in inner.items() for leaf in walk(child, (*path, name))]
-            if inner
-            else [path]
-        )
-
-    return walk(typer.main.get_command(app), ())
+    """Every command that does something, as its words."""
+    groups = [((), app), *(((str(group.name),), group.typer_instance) for group in app.registered_groups)]
+    return [
+        (*words, command.name or command.callback.__name__)
+        for words, group in groups
+        for command in (group.registered_commands if group else ())
+        if command.callback
+    ]
 
 
 @pytest.mark.parametrize("command", commands(), ids=" ".join)
@@ -193,11 +189,19 @@ def test_importing_the_package_loads_nothing_heavy() -> None:
     assert shown.stdout.strip() == "[]"
 
 
-@pytest.mark.parametrize(
-    "name", ["register", "make", "Task", "AgentEnv", "Rubric", "tool", "Recipe", "train", "evaluate"]
-)
+LIGHT = ["register", "make", "Task", "AgentEnv", "Rubric", "tool", "Recipe"]
+HEAVY = [pytest.param(name, marks=pytest.mark.slow) for name in ("train", "evaluate")]
+
+
+@pytest.mark.parametrize("name", [*LIGHT, *HEAVY])
 def test_the_public_names_are_there(name: str) -> None:
     import rz_agent
 
     assert name in rz_agent.__all__
     assert callable(getattr(rz_agent, name))
+
+
+def test_all_public_names_are_tried_above() -> None:
+    import rz_agent
+
+    assert {*LIGHT, "train", "evaluate"} == set(rz_agent.__all__)

@@ -9,12 +9,11 @@ from typing import Any
 
 import gymnasium
 import pytest
-
 from rz_agent.envs import AgentEnv, ListTaskset, Rubric, Task, load, make, names, register, resolve, reward
 from rz_agent.envs.python_math.env import PythonMathEnv
 from rz_agent.errors import ConfigError
 
-PLUG_IN = '''
+PLUG_IN = """
 from rz_agent.envs import AgentEnv, ListTaskset, Task, reward
 
 class EchoEnv(AgentEnv):
@@ -23,7 +22,7 @@ class EchoEnv(AgentEnv):
     @reward
     def said(self, task, episode):
         return episode.answer == task.answer
-'''
+"""
 
 
 class Echo(AgentEnv):
@@ -88,7 +87,7 @@ def test_an_entry_point_names_a_class(plug_in: Any):
 
 def test_an_entry_point_names_a_module_that_registers(plug_in: Any):
     source = PLUG_IN + (
-        'from rz_agent.envs import register\n'
+        "from rz_agent.envs import register\n"
         'register("rz_test/Echo-v3", entry_point="by_module:EchoEnv", short_name="echo-short")\n'
     )
     plug_in("by_module", source, "echo-module = by_module")

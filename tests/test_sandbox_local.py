@@ -17,7 +17,7 @@ from typing import Any
 
 import pytest
 from rz_agent.sandboxes.config import LocalTable, SandboxConfig
-from rz_agent.sandboxes.local.cgroups import find_hierarchies, owner_name
+from rz_agent.sandboxes.local.cgroups import find_hierarchies
 from rz_agent.sandboxes.local.provider import LocalProvider
 from rz_agent.sandboxes.local.sandbox import LocalSandbox
 from rz_agent.sandboxes.pool import SandboxPool
@@ -149,7 +149,7 @@ def test_a_timeout_interrupts_first_and_keeps_the_state(place: Place) -> None:
 
 
 def test_a_cell_that_swallows_the_interrupt_is_killed_and_the_next_one_is_fresh(place: Place) -> None:
-    stubborn = "x = 1\nwhile True:\n  try:\n    while True: x += 1\n  except KeyboardInterrupt: pass"
+    stubborn = "import time\nx = 1\nwhile True:\n  try:\n    time.sleep(60)\n  except KeyboardInterrupt: pass"
     result = place.cell(stubborn, "stubborn", timeout_s=0.3)
     assert (result.timed_out, result.state_lost) == (True, True)
     after = place.cell("'x' in globals()", "stubborn")
@@ -360,27 +360,34 @@ def groups_of(owner: str) -> list[Path]:
     return [path for h in find_hierarchies() if (path := h.path / owner).exists()]
 
 
+def scratch_of(owner: str) -> list[Path]:
+    return list(Path(tempfile.gettempdir()).glob(f"rz-agent-scratch-{owner}-*"))
+
+
 @pytest.mark.parametrize("isolation", ISOLATIONS)
 def test_close_leaves_no_process_no_group_and_no_folder(isolation: str) -> None:
     async def scenario() -> None:
-        async with one(isolation) as sandbox:
-            await sandbox.python("import subprocess; subprocess.Popen(['sleep', '600'])", session="a")
-            task = asyncio.create_task(sandbox.exec(["sleep", "600"]))
-            await asyncio.sleep(0.5)
-            pids = processes_of(sandbox)
-            assert len(pids) >= 4
-            await asyncio.gather(sandbox.close(), sandbox.close())
-            await sandbox.close()
-            with pytest.raises(Died):
-                await task
-            with pytest.raises(Died):
-                await sandbox.exec(["true"])
-            assert not await sandbox.alive()
-            assert wait_until(lambda: not running(pids), 2)
+        provider = LocalProvider(LocalTable.model_validate({"isolation": isolation}))
+        sandbox = await provider.create(SandboxConfig().spec())
+        await sandbox.python("import subprocess; subprocess.Popen(['sleep', '600'])", session="a")
+        task = asyncio.create_task(sandbox.exec(["sleep", "600"]))
+        await asyncio.sleep(0.5)
+        pids = processes_of(sandbox)
+        assert len(pids) >= 4
+        await asyncio.gather(sandbox.close(), sandbox.close())
+        await sandbox.close()
+        for call in (task, sandbox.exec(["true"]), sandbox.python("1", session="a"), sandbox.read("x")):
+            with pytest.raises(Died) as caught:
+                await call
+            assert caught.value.cause == "closed"
+        assert not await sandbox.alive()
+        assert wait_until(lambda: not running(pids), 2)
+        assert not [left for group in groups_of(provider.owner) for left in group.glob(sandbox.id)]
+        await provider.aclose()
+        assert groups_of(provider.owner) == []
+        assert scratch_of(provider.owner) == []
 
     asyncio.run(scenario())
-    assert groups_of(owner_name()) == []
-    assert not list(Path("/tmp").glob(f"rz-agent-scratch-{owner_name()}-*"))
 
 
 def test_close_runs_to_its_end_when_its_caller_is_cancelled() -> None:
@@ -423,7 +430,6 @@ def test_a_killed_agent_is_an_infrastructure_error_to_every_waiter(isolation: st
 HARNESS = """
 import asyncio, os, sys
 from rz_agent.sandboxes.config import SandboxConfig
-from rz_agent.sandboxes.local.cgroups import owner_name
 from rz_agent.sandboxes.local.provider import LocalProvider
 
 async def main():
@@ -438,7 +444,7 @@ async def main():
         time.sleep(30)
         os._exit(0)
     await asyncio.sleep(0.5)
-    print(owner_name(), *(sandbox.pid for sandbox in sandboxes), flush=True)
+    print(provider.owner, *(sandbox.pid for sandbox in sandboxes), flush=True)
     await asyncio.sleep(600)
 
 asyncio.run(main())
@@ -468,14 +474,14 @@ def test_when_the_harness_is_killed_its_sandboxes_are_gone_within_five_seconds(i
             except OSError:
                 continue
     assert wait_until(lambda: groups_of(owner) == [], 10)
-    assert wait_until(lambda: not list(Path("/tmp").glob(f"rz-agent-scratch-{owner}-*")), 10)
+    assert wait_until(lambda: scratch_of(owner) == [], 10)
 
 
 def test_a_later_harness_sweeps_what_a_dead_one_left() -> None:
     provider = LocalProvider(LocalTable(isolation="none"))
-    left = Path(f"/tmp/rz-agent-scratch-1-0-{os.getpid()}")
+    left = Path(tempfile.gettempdir()) / f"rz-agent-scratch-1-0-test-{os.getpid()}"
     left.mkdir()
-    groups = [h.path / "1-0" for h in find_hierarchies()]
+    groups = [h.path / "1-0-test" for h in find_hierarchies()]
     for group in groups:
         group.mkdir()
     removed = asyncio.run(provider.reap())
@@ -537,7 +543,7 @@ def test_another_python_is_shown_with_its_own_packages_and_preloaded_modules(ope
 
 
 PLAIN_USER = """
-import asyncio, ctypes, os
+import asyncio, concurrent.futures.thread, ctypes, encodings.idna, os, zipfile
 import rz_agent.sandboxes.local.provider as local
 from rz_agent.sandboxes.config import SandboxConfig
 

@@ -8,7 +8,6 @@ import time
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-
 from rz_agent.envs.tool_calls import MAX_CALLS, parse
 
 FRAGMENTS = (

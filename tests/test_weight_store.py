@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import multiprocessing
-import time
-from multiprocessing.connection import Connection
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -171,30 +170,25 @@ def test_what_a_crash_left_is_swept_by_the_next_put_and_by_no_reader(tmp_path: P
     assert not leftovers[1].exists()
 
 
-def put_forever(directory: Path, acknowledge: Connection) -> None:
-    store = WeightStore(directory)
-    for version in range(100_000):
-        store.put(version, {"w": torch.full((50_000,), float(version))})
-        acknowledge.send(version)
-        store.retain([version, version - 1])
+PUT_FOREVER = """
+import sys, torch
+from rz_agent.weight_store import WeightStore
+store = WeightStore(sys.argv[1])
+for version in range(100_000):
+    store.put(version, {"w": torch.full((50_000,), float(version))})
+    print(version, flush=True)
+    store.retain([version, version - 1])
+"""
 
 
-@pytest.mark.parametrize("wait", [0.0, 0.02, 0.05, 0.11])
-def test_kill_9_while_putting_leaves_whole_versions_only(tmp_path: Path, wait: float) -> None:
-    fork = multiprocessing.get_context("fork")
-    reading, writing = fork.Pipe(duplex=False)
-    writer = fork.Process(target=put_forever, args=(tmp_path, writing))
-    writer.start()
-    writing.close()
-    acknowledged = reading.recv()
-    time.sleep(wait)
-    writer.kill()
-    writer.join()
-    while reading.poll():
-        try:
-            acknowledged = reading.recv()
-        except EOFError:
-            break
+def test_kill_9_while_putting_leaves_whole_versions_only(tmp_path: Path) -> None:
+    command = [sys.executable, "-c", PUT_FOREVER, str(tmp_path)]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as writer:
+        assert writer.stdout is not None
+        for _ in range(9):
+            acknowledged = int(writer.stdout.readline())
+        writer.kill()
+        acknowledged = max([acknowledged, *map(int, writer.stdout.read().split())])
     store = WeightStore(tmp_path)
     assert max(store.versions()) >= acknowledged
     for version in store.versions():

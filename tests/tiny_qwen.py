@@ -1,6 +1,6 @@
 """A random Qwen3 for tests: its folder for the engine, and the same model written with `Operations`.
 
-The forward below is the whole model in forty lines, over any packing of sequences: what a learner must compute.
+The forward below is the whole model in a few lines, over any packing of sequences: what a learner computes.
 """
 
 from __future__ import annotations

@@ -20,6 +20,7 @@ import json
 import os
 import queue
 import shutil
+import warnings
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -44,20 +45,23 @@ def save(directory: Path, model: PolicyModel, optimizer: PolicyOptimizer, facts:
 
     facts  small JSON values kept beside the tensors
     """
-    unfinished = directory.with_name(f".{directory.name}.unfinished")
-    replaced = directory.with_name(f".{directory.name}.replaced")
+    unfinished, replaced = _beside(directory)
     if _first_rank():
+        _restore_interrupted(directory)
         for stale in (unfinished, replaced):
             shutil.rmtree(stale, ignore_errors=True)
         unfinished.mkdir(parents=True)
-        (unfinished / _FACTS).write_text(json.dumps(facts, indent=1), encoding="utf-8")
     dist.barrier()
-    with megatron_device(), mock.patch.object(filesystem_async, "_results_queue", queue.Queue()):
+    # The plain queue is repair 4.
+    with _megatron(), mock.patch.object(filesystem_async, "_results_queue", queue.Queue()):
         state = _sharded_state(model, optimizer, loading=False)
         dist_checkpointing.save(
             state, str(unfinished), content_metadata=_kept_metadata(), async_strategy="mcore"
         )
     if _first_rank():
+        (unfinished / _FACTS).write_text(json.dumps(facts, indent=1), encoding="utf-8")
+        _sync(unfinished / _FACTS)
+        _sync(unfinished)
         if directory.exists():
             directory.rename(replaced)
         unfinished.rename(directory)
@@ -68,7 +72,7 @@ def save(directory: Path, model: PolicyModel, optimizer: PolicyOptimizer, facts:
 
 def load(directory: Path, model: PolicyModel, optimizer: PolicyOptimizer) -> None:
     """Take over weights and optimizer state of `directory`. Every rank must call it."""
-    with megatron_device(), _loadable_optimizer(optimizer.optimizer):
+    with _megatron(), _loadable_optimizer(optimizer.optimizer):
         state = dist_checkpointing.load(_sharded_state(model, optimizer, loading=True), str(directory))
         model.module.load_state_dict(state["model"])
         optimizer.optimizer.load_state_dict(state["optimizer"])
@@ -77,13 +81,8 @@ def load(directory: Path, model: PolicyModel, optimizer: PolicyOptimizer) -> Non
 
 
 def facts(directory: Path) -> dict[str, Any]:
-    """What `save` was told to keep. Raises ConfigError where `directory` holds no complete checkpoint.
-
-    A save that was killed between its two renames left the old checkpoint under another name; it is put back.
-    """
-    replaced = directory.with_name(f".{directory.name}.replaced")
-    if not directory.exists() and replaced.exists():
-        replaced.rename(directory)
+    """What `save` was told to keep. Raises ConfigError where `directory` holds no complete checkpoint."""
+    _restore_interrupted(directory)
     path = directory / _FACTS
     if not path.exists():
         raise ConfigError(
@@ -97,12 +96,34 @@ def facts(directory: Path) -> dict[str, Any]:
     return found
 
 
+def _beside(directory: Path) -> tuple[Path, Path]:
+    """Where a checkpoint is while it is written, and where the one that it replaces waits for its end."""
+    return directory.with_name(f".{directory.name}.unfinished"), directory.with_name(
+        f".{directory.name}.replaced"
+    )
+
+
+def _restore_interrupted(directory: Path) -> None:
+    """A save that was killed between its two renames left the old checkpoint aside; put it back."""
+    _, replaced = _beside(directory)
+    if not directory.exists() and replaced.exists():
+        replaced.rename(directory)
+
+
+@contextlib.contextmanager
+def _megatron() -> Iterator[None]:
+    """Megatron's device, without torch's remarks about interfaces that Megatron uses."""
+    with megatron_device(), warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        yield
+
+
 def _first_rank() -> bool:
     return bool(dist.get_rank() == 0)
 
 
-def _sync(directory: Path) -> None:
-    handle = os.open(directory, os.O_RDONLY)
+def _sync(path: Path) -> None:
+    handle = os.open(path, os.O_RDONLY)
     try:
         os.fsync(handle)
     finally:

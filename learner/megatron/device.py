@@ -12,11 +12,13 @@ context does nothing. Contexts nest.
 from __future__ import annotations
 
 import contextlib
+import logging
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 from unittest import mock
 
 import torch
+from megatron.core.tensor_parallel import random as megatron_random
 from torch.overrides import TorchFunctionMode
 
 
@@ -31,12 +33,22 @@ def device() -> torch.device:
 
 @contextlib.contextmanager
 def megatron_device() -> Iterator[None]:
-    """Run Megatron-core on this machine's device."""
+    """Run Megatron-core on this machine's device, without its advice to use newer interfaces."""
+    logger = logging.getLogger("megatron.core")
+    before = logger.level
+    logger.setLevel(max(before, logging.ERROR))
+    try:
+        with _device():
+            yield
+    finally:
+        logger.setLevel(before)
+
+
+@contextlib.contextmanager
+def _device() -> Iterator[None]:
     if torch.cuda.is_available():
         yield
         return
-    from megatron.core.tensor_parallel import random as megatron_random
-
     with contextlib.ExitStack() as stack:
         for name, stand_in in _CUDA_STAND_INS.items():
             stack.enter_context(mock.patch.object(torch.cuda, name, stand_in))

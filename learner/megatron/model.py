@@ -161,7 +161,7 @@ class PolicyModel:
         return self._whole({name: parameter.detach() for name, parameter in self.module.named_parameters()})
 
     def gradients(self) -> dict[str, Tensor]:
-        """The summed float32 gradients in Hugging Face names; only without data parallelism, which shards them."""
+        """The summed float32 gradients in Hugging Face names; without data parallelism, which shards them."""
         if self.parallel.data > 1:
             raise NotImplementedError("gradients of data parallel replicas are never whole on one rank")
         return self._whole({name: parameter.main_grad for name, parameter in self.module.named_parameters()})
@@ -196,7 +196,9 @@ class PolicyModel:
         source = dist.get_global_rank(group, stage)
         described: list[Any] = [[(tuple(part.shape), part.dtype) for part in parts]]
         dist.broadcast_object_list(described, src=source, group=group)
-        received = parts or [torch.empty(shape, dtype=dtype, device=device()) for shape, dtype in described[0]]
+        received = parts or [
+            torch.empty(shape, dtype=dtype, device=device()) for shape, dtype in described[0]
+        ]
         for part in received:
             dist.broadcast(part, src=source, group=group)
         return received

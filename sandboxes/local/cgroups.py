@@ -2,7 +2,7 @@
 
     <hierarchy>/<own group>/rz-agent/<owner>/<sandbox>/<program>
 
-`owner` is `<pid>-<start time>` of the harness, so that a later one can tell what a dead one left behind.
+`owner` is `<pid>-<start time>-<provider>`, so that a later harness can tell what a dead one left behind.
 The sandbox's uid may move its own processes into a program's group and change nothing else.
 Versions 1 (one hierarchy a controller) and 2 (one for all, processes only in leaves).
 """
@@ -12,6 +12,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import os
+import secrets
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -43,8 +44,14 @@ def start_time(pid: int) -> str | None:
 
 
 def owner_name() -> str:
-    """This process, told apart from a later one with the same pid."""
-    return f"{os.getpid()}-{start_time(os.getpid())}"
+    """A new name for what one provider of this process owns."""
+    return f"{os.getpid()}-{start_time(os.getpid())}-{secrets.token_hex(4)}"
+
+
+def is_orphan(name: str) -> bool:
+    """Whether the process in an owner's name is no more (its pid may have a new bearer)."""
+    pid, begun, _ = name.split("-")
+    return start_time(int(pid)) != begun
 
 
 def _own_groups() -> dict[str, str]:
@@ -69,7 +76,7 @@ def _writable(path: Path) -> bool:
         (path / FOLDER).mkdir(exist_ok=True)
     except OSError:
         return False
-    return True
+    return os.access(path / FOLDER, os.W_OK)  # it may be there and belong to root
 
 
 def find_hierarchies() -> list[Hierarchy]:
@@ -118,8 +125,7 @@ def sweep(hierarchies: list[Hierarchy]) -> list[str]:
     removed = set()
     for hierarchy in hierarchies:
         for folder in hierarchy.path.iterdir():
-            pid, _, begun = folder.name.partition("-")
-            if folder.is_dir() and pid.isdigit() and start_time(int(pid)) != begun and remove_tree(folder):
+            if folder.is_dir() and is_orphan(folder.name) and remove_tree(folder):
                 removed.add(folder.name)
     return sorted(removed)
 
@@ -127,9 +133,11 @@ def sweep(hierarchies: list[Hierarchy]) -> list[str]:
 class SandboxGroups:
     """The groups of one sandbox, one in each hierarchy."""
 
-    def __init__(self, hierarchies: list[Hierarchy], name: str, total: Total, uid: int | None) -> None:
+    def __init__(
+        self, hierarchies: list[Hierarchy], owner: str, name: str, total: Total, uid: int | None
+    ) -> None:
         self._uid = uid
-        self._folders = [(h, h.path / owner_name() / name) for h in hierarchies]
+        self._folders = [(h, h.path / owner / name) for h in hierarchies]
         for hierarchy, folder in self._folders:
             folder.mkdir(parents=True)
             if hierarchy.version == 2:

@@ -20,7 +20,7 @@ from pathlib import Path
 from ..config import LocalTable
 from ..provider import Capabilities, CheckResult, CreateError, Misconfigured, SandboxSpec, Unavailable
 from . import bubblewrap
-from .cgroups import Hierarchy, SandboxGroups, find_hierarchies, owner_name, remove_tree, sweep
+from .cgroups import Hierarchy, SandboxGroups, find_hierarchies, is_orphan, owner_name, remove_tree, sweep
 from .interpreter import Interpreter, inspect, unreachable
 from .janitor import Janitor
 from .process import Process
@@ -50,9 +50,15 @@ class LocalProvider:
     def __init__(self, config: LocalTable) -> None:
         self._config = config
         self._isolated = config.isolation == "namespaces"
+        self._owner = owner_name()
         self._ground: _Ground | None = None
         self._preparing = asyncio.Lock()
         self._open: dict[str, LocalSandbox] = {}
+
+    @property
+    def owner(self) -> str:
+        """The name of its cgroups and scratch folder."""
+        return self._owner
 
     # -- before the first -------------------------------------------------------------------------------
 
@@ -68,14 +74,14 @@ class LocalProvider:
         hierarchies = find_hierarchies()
         sweep(hierarchies)
         _sweep_scratch()
-        groups = [hierarchy.path / owner_name() for hierarchy in hierarchies]
+        groups = [hierarchy.path / self._owner for hierarchy in hierarchies]
         if self._isolated:
             self._visible(interpreter)
             return _Ground(
                 interpreter=interpreter, binary=binary, hierarchies=hierarchies,
                 janitor=Janitor(None, groups), scratch=None, archive=bubblewrap.ARCHIVE,
             )  # fmt: skip
-        scratch = Path(tempfile.mkdtemp(prefix=f"{SCRATCH}{owner_name()}-"))
+        scratch = Path(tempfile.mkdtemp(prefix=f"{SCRATCH}{self._owner}-"))
         (scratch / "agent.zip").write_bytes(interpreter.archive)
         return _Ground(
             interpreter=interpreter, binary="", hierarchies=hierarchies,
@@ -118,7 +124,11 @@ class LocalProvider:
         ground = await self._prepared()
         name = f"{os.getpid()}-{secrets.token_hex(4)}"
         uid = bubblewrap.sandbox_uid() if self._isolated else None
-        groups = SandboxGroups(ground.hierarchies, name, spec.total, uid) if ground.hierarchies else None
+        groups = (
+            SandboxGroups(ground.hierarchies, self._owner, name, spec.total, uid)
+            if ground.hierarchies
+            else None
+        )
         scratch = None
         if ground.scratch is not None:
             scratch = ground.scratch / name
@@ -257,7 +267,7 @@ class LocalProvider:
         ground, self._ground = self._ground, None
         if ground is not None:
             for hierarchy in ground.hierarchies:
-                remove_tree(hierarchy.path / owner_name())
+                remove_tree(hierarchy.path / self._owner)
             await asyncio.to_thread(ground.janitor.dismiss)
 
 
@@ -266,12 +276,9 @@ SCRATCH = "rz-agent-scratch-"
 
 def _sweep_scratch() -> list[str]:
     """Scratch folders (isolation "none") whose harness is no more."""
-    from .cgroups import start_time
-
     removed = []
     for folder in Path(tempfile.gettempdir()).glob(f"{SCRATCH}*"):
-        pid, begun = folder.name.removeprefix(SCRATCH).split("-")[:2]
-        if pid.isdigit() and start_time(int(pid)) != begun:
+        if is_orphan(folder.name.removeprefix(SCRATCH).rpartition("-")[0]):
             shutil.rmtree(folder, ignore_errors=True)
             removed.append(folder.name)
     return removed

@@ -1,0 +1,151 @@
+"""The `[sandbox]` table, how a provider is found by name, and the breaker on infrastructure failures."""
+
+from __future__ import annotations
+
+import tomllib
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from rz_agent.errors import ConfigError, RunStopped
+from rz_agent.sandboxes.config import SandboxConfig
+from rz_agent.sandboxes.local.agent_output import Kept
+from rz_agent.sandboxes.local.agent_wire import pack, take
+from rz_agent.sandboxes.local.bubblewrap import outermost
+from rz_agent.sandboxes.local.provider import LocalProvider
+from rz_agent.sandboxes.pool import InfraBreaker
+from rz_agent.sandboxes.provider import Provider
+from rz_agent.sandboxes.registry import make_provider, provider_names
+
+WHOLE = """
+provider = "local"
+shared = 2
+on_infra_failure = "retry"
+infra_failed_share = 0.1
+[limits]
+memory_mb = 256
+pids = 32
+disk_mb = 16
+cpu_s = 60
+open_files = 64
+timeout_s = 5
+output_bytes = 4096
+flood_bytes = 1000000
+[total]
+memory_mb = 2048
+pids = 1024
+cpus = 1.5
+[network]
+mode = "none"
+[local]
+isolation = "namespaces"
+python = "/usr/bin/python3"
+read_only = ["/usr"]
+preload = ["math"]
+"""
+
+
+def test_every_key_of_the_table_reaches_the_spec() -> None:
+    config = SandboxConfig.load(tomllib.loads(WHOLE), source="r.toml")
+    spec = config.spec({"rz.run": "r"})
+    assert (spec.limits.memory_mb, spec.limits.pids, spec.limits.timeout_s) == (256, 32, 5)
+    assert (spec.total.memory_mb, spec.total.cpus, spec.network) == (2048, 1.5, "none")
+    assert spec.labels == {"rz.run": "r"}
+    assert set(config.model_fields_set) == set(SandboxConfig.model_fields)
+
+
+@pytest.mark.parametrize(
+    ("table", "key", "words"),
+    [
+        ({"shard": 2}, "sandbox.shard", "Known keys: provider, shared"),
+        ({"limits": {"memory": 2}}, "sandbox.limits.memory", "Known keys: memory_mb"),
+        ({"limits": {"cpus": 1.0}}, "sandbox.limits.cpus", "not supported by this version"),
+        ({"docker": {"image": "x"}}, "sandbox.docker", "not supported by this version"),
+        ({"network": {"mode": "open"}}, "sandbox.network.mode", "'none'"),
+        ({"local": {"isolation": "landlock"}}, "sandbox.local.isolation", "'namespaces' or 'none'"),
+        ({"shared": 0}, "sandbox.shared", "greater than or equal to 1"),
+        ({"infra_failed_share": 2}, "sandbox.infra_failed_share", "less than or equal to 1"),
+        (
+            {"limits": {"memory_mb": 512}, "total": {"memory_mb": 256}},
+            "sandbox",
+            "limits.memory_mb = 512 is more",
+        ),
+    ],
+)
+def test_a_wrong_key_is_refused_with_its_name_and_a_remedy(
+    table: dict[str, Any], key: str, words: str
+) -> None:
+    with pytest.raises(ConfigError) as caught:
+        SandboxConfig.load(table, source="r.toml")
+    assert caught.value.key == key
+    assert str(caught.value).startswith(f"r.toml: {key} = ")
+    assert words in str(caught.value)
+
+
+class Elsewhere(LocalProvider):
+    """A provider of another package, as a plug-in would bring it."""
+
+    name = "elsewhere"
+
+    def __init__(self, config: SandboxConfig) -> None:
+        super().__init__(config.local)
+
+
+def test_a_provider_is_found_by_short_name_and_by_module_and_class() -> None:
+    local: Provider = make_provider(SandboxConfig())
+    assert local.name == "local"
+    other = make_provider(SandboxConfig(provider=f"{__name__}:Elsewhere"))
+    assert other.name == "elsewhere"
+    assert "local" in provider_names()
+
+
+@pytest.mark.parametrize("name", ["nonsense", "no.such.module:Class", "rz_agent.errors:NoSuchClass"])
+def test_an_unknown_provider_is_refused_with_what_can_be_written(name: str) -> None:
+    with pytest.raises(ConfigError, match=r"package\.module:Class") as caught:
+        make_provider(SandboxConfig(provider=name), source="r.toml")
+    assert caught.value.key == "sandbox.provider"
+
+
+def test_the_breaker_stops_a_run_past_its_share_and_not_before_its_window() -> None:
+    breaker = InfraBreaker(share=0.5, window=4)
+    for failed in (True, True, False, False):
+        breaker.record(failed=failed)
+    assert breaker.rate == 0.5
+    breaker.record(failed=False)
+    with pytest.raises(RunStopped, match=r"sandbox\.infra_failed_share = 0\.5"):
+        for _ in range(4):
+            breaker.record(failed=True)
+
+
+@given(pieces=st.lists(st.binary(max_size=300), max_size=20), limit=st.integers(2, 200))
+def test_kept_output_is_head_and_tail_of_the_whole(pieces: list[bytes], limit: int) -> None:
+    kept, whole = Kept(limit), b"".join(pieces)
+    for piece in pieces:
+        kept.add(piece)
+    assert kept.total == len(whole)
+    half = limit // 2
+    if len(whole) <= 2 * half:
+        assert (kept.value(), kept.cut) == (whole, False)
+    else:
+        mark = f"\n[... {len(whole) - 2 * half} bytes cut ...]\n".encode()
+        assert (kept.value(), kept.cut) == (whole[:half] + mark + whole[-half:], True)
+
+
+@given(
+    frames=st.lists(st.tuples(st.text(max_size=20), st.binary(max_size=50)), max_size=5),
+    size=st.integers(1, 64),
+)
+def test_frames_survive_any_cut_of_the_stream(frames: list[tuple[str, bytes]], size: int) -> None:
+    stream = b"".join(pack({"word": word}, body) for word, body in frames)
+    buffer, seen = bytearray(), []
+    for start in range(0, len(stream), size):
+        buffer += stream[start : start + size]
+        while (frame := take(buffer)) is not None:
+            seen.append((frame[0]["word"], frame[1]))
+    assert seen == frames
+    assert not buffer
+
+
+def test_a_folder_inside_another_is_not_shown_twice() -> None:
+    assert outermost(["/usr", "/usr/lib", "/opt/py", "/opt/python"]) == ["/usr", "/opt/py", "/opt/python"]

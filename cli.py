@@ -136,18 +136,24 @@ def _resumed(
 def _train(recipe: Recipe, root: Path, run_dir: Path | None) -> None:
     """Run it with the display and the signal handlers around it, then tell how it went."""
     from .recipes import runs
+    from .recipes.library_output import libraries_write_to
     from .recipes.progress import observer
     from .recipes.recipe import warnings
-    from .recipes.train import train as run_training
 
     resume = run_dir is not None
     run_dir = run_dir or runs.new_run(root, recipe.name)
     runs.save_recipe(run_dir, recipe)
-    with observer(sys.stdout, recipe.updates, run_dir.name) as display:
+    with (
+        libraries_write_to(run_dir) as terminal,
+        observer(terminal, recipe.updates, run_dir.name) as display,
+        _first_interrupt_asks(display.stop),
+    ):
         for text in warnings(recipe):
             display.note(text)
-        with _first_interrupt_asks(display.stop):
-            summary = run_training(recipe, run_dir=run_dir, resume=resume, observer=display)
+        # Imported here: even its imports have things to say.
+        from .recipes.train import train as run_training
+
+        summary = run_training(recipe, run_dir=run_dir, resume=resume, observer=display)
     _tell(run_dir)
     if summary.exit_code == INTERRUPTED:
         typer.echo(f"\nstopped on request; go on with: rz-agent train --resume {run_dir}")

@@ -33,7 +33,7 @@ from typing import Any, TextIO
 from .journal_columns import CorruptJournal, SegmentRow, decode, image_digest
 from .journal_file import connect, create, hold_lock, open_to_read
 from .journal_records import Event, GroupProgress, GroupRecord, Resume, UpdateRecord
-from .journal_writer import Job, JournalWriter, admission, completion, consumption, ending
+from .journal_writer import Job, JournalWriter, admission, completion, consumption, ending, saving
 from .trajectory import Group, Segment, Trajectory
 
 __all__ = ["CorruptJournal", "Event", "GroupProgress", "GroupRecord", "Journal", "Resume", "UpdateRecord"]
@@ -122,10 +122,13 @@ class Journal:
         version: int,
         weights_checksum: str,
         metrics: Mapping[str, float],
-        checkpoint: str | None = None,
     ) -> None:
         """Record that an update is done; only then may `version` (= update + 1) be published."""
-        self._write(completion(update, version, weights_checksum, metrics, checkpoint))
+        self._write(completion(update, version, weights_checksum, metrics))
+
+    def record_checkpoint(self, version: int, path: str) -> None:
+        """Record that the learner's state at a version is saved whole at `path`; a resume begins there."""
+        self._write(saving(version, path))
 
     def record_event(self, kind: str, payload: Mapping[str, Any]) -> None:
         """Record what happened to an engine, a sandbox or the audit.
@@ -223,7 +226,7 @@ class Journal:
         """Where the run stands."""
         with self._snapshot():
             updates = self.updates()
-            saved = [i for i, update in enumerate(updates) if update.checkpoint is not None]
+            saved = self._rows("SELECT * FROM checkpoints ORDER BY version DESC LIMIT 1")
             return Resume(
                 update=len(updates),
                 next_position=self.next_position(),
@@ -231,8 +234,8 @@ class Journal:
                     g for g in self._progress() if not g.complete or g.oldest_version is not None
                 ),
                 in_training=tuple(self.consumed(len(updates))),
-                checkpoint=updates[saved[-1]].checkpoint if saved else None,
-                replay=tuple(updates[saved[-1] + 1 if saved else 0 :]),
+                checkpoint=saved[0]["path"] if saved else None,
+                replay=tuple(updates[saved[0]["version"] if saved else 0 :]),
             )
 
     def _progress(self) -> list[GroupProgress]:
@@ -261,7 +264,6 @@ class Journal:
             version=row["version"],
             weights_checksum=row["weights_checksum"],
             metrics=json.loads(row["metrics"]),
-            checkpoint=row["checkpoint"],
         )
 
     def _trajectory(self, row: sqlite3.Row, task_id: str) -> Trajectory:

@@ -31,7 +31,8 @@ CREATE TABLE batches  ("update" INTEGER NOT NULL, place INTEGER NOT NULL,
                        group_id TEXT NOT NULL UNIQUE REFERENCES groups(group_id),
                        PRIMARY KEY ("update", place));
 CREATE TABLE updates  ("update" INTEGER PRIMARY KEY, version INTEGER NOT NULL UNIQUE,
-                       weights_checksum TEXT NOT NULL, metrics TEXT NOT NULL, checkpoint TEXT);
+                       weights_checksum TEXT NOT NULL, metrics TEXT NOT NULL);
+CREATE TABLE checkpoints (version INTEGER PRIMARY KEY, path TEXT NOT NULL);
 CREATE TABLE events   (event INTEGER PRIMARY KEY, time REAL NOT NULL, kind TEXT NOT NULL,
                        payload TEXT NOT NULL);
 """

@@ -58,7 +58,6 @@ class UpdateRecord:
     version: int
     weights_checksum: str
     metrics: Mapping[str, float]
-    checkpoint: str | None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

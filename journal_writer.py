@@ -170,10 +170,8 @@ def consumption(update: int, group_ids: tuple[str, ...]) -> Job:
     return job
 
 
-def completion(
-    update: int, version: int, weights_checksum: str, metrics: Mapping[str, float], checkpoint: str | None
-) -> Job:
-    row = (update, version, weights_checksum, _json_of(metrics), checkpoint)
+def completion(update: int, version: int, weights_checksum: str, metrics: Mapping[str, float]) -> Job:
+    row = (update, version, weights_checksum, _json_of(metrics))
 
     def job(db: sqlite3.Connection) -> None:
         _check_next(db, update, "complete")
@@ -181,7 +179,16 @@ def completion(
             raise ValueError(f"update {update} makes version {update + 1}, not {version}")
         if not db.execute('SELECT 1 FROM batches WHERE "update" = ?', (update,)).fetchone():
             raise ValueError(f"update {update} has no batch: consume it before its step")
-        db.execute("INSERT INTO updates VALUES (?, ?, ?, ?, ?)", row)
+        db.execute("INSERT INTO updates VALUES (?, ?, ?, ?)", row)
+
+    return job
+
+
+def saving(version: int, path: str) -> Job:
+    def job(db: sqlite3.Connection) -> None:
+        if not db.execute("SELECT 1 FROM updates WHERE version = ?", (version,)).fetchone():
+            raise ValueError(f"a checkpoint of version {version}, which no durable update has made")
+        db.execute("INSERT OR IGNORE INTO checkpoints VALUES (?, ?)", (version, path))
 
     return job
 

@@ -47,6 +47,7 @@ Info = dict[str, Any]
 Step = tuple[Observation, float, bool, bool, Info]
 log = logging.getLogger(__name__)
 _END_S = 30.0
+_TWIN = "__rz_twin__"
 
 
 class AgentEnv(gymnasium.Env[Observation, str]):
@@ -77,11 +78,13 @@ class AgentEnv(gymnasium.Env[Observation, str]):
         members = [(name, value) for name, value in vars(cls).items() if callable(value)]
         cls._tool_methods = _merged(cls._tool_methods, members, tooling.MARK)
         cls._score_methods = _merged(cls._score_methods, members, scoring.MARK)
-        # A class that overrides only the synchronous half gets the other half as a thread: two halves that
-        # disagree would be a trap.
-        for plain in ("reset", "step", "close"):
-            if plain in vars(cls) and f"a{plain}" not in vars(cls):
-                setattr(cls, f"a{plain}", _threaded(plain))
+        # A class that overrides only the synchronous half gets the other half as threads: two halves that
+        # disagree would be a trap. All three, because what one loop opened another must not close.
+        halves = {plain: f"a{plain}" for plain in ("reset", "step", "close")}
+        if any(plain in vars(cls) and twin not in vars(cls) for plain, twin in halves.items()):
+            for plain, twin in halves.items():
+                if twin not in vars(cls):
+                    setattr(cls, twin, _threaded(plain))
 
     def __init__(
         self,
@@ -202,15 +205,15 @@ class AgentEnv(gymnasium.Env[Observation, str]):
     def reset(
         self, *, seed: int | None = None, options: dict[str, Any] | None = None
     ) -> tuple[Observation, Info]:
-        began: tuple[Observation, Info] = self._sync(self.areset(seed=seed, options=options))
+        began: tuple[Observation, Info] = self._sync(self._own("areset")(seed=seed, options=options))
         return began
 
     def step(self, action: str) -> Step:
-        stepped: Step = self._sync(self.astep(action))
+        stepped: Step = self._sync(self._own("astep")(action))
         return stepped
 
     def close(self) -> None:
-        self._sync(self.aclose())
+        self._sync(self._own("aclose")())
         if self._portal:
             self._portal.close()
             self._portal = None
@@ -221,6 +224,13 @@ class AgentEnv(gymnasium.Env[Observation, str]):
         # One loop for the life of the environment: its sandboxes and processes belong to that loop.
         self._portal = self._portal or Portal()
         return self._portal.run(coroutine)
+
+    def _own(self, name: str) -> Callable[..., Coroutine[Any, Any, Any]]:
+        """The nearest async method that is not itself a thread around the synchronous one."""
+        found = (vars(cls)[name] for cls in type(self).__mro__ if name in vars(cls))
+        method = next(function for function in found if not hasattr(function, _TWIN))
+        bound: Callable[..., Coroutine[Any, Any, Any]] = method.__get__(self)
+        return bound
 
     def _specs(self) -> tuple[ToolSpec, ...]:
         free = [tool_spec(function) for function in self.tools]
@@ -389,4 +399,5 @@ def _threaded(plain: str) -> Callable[..., Awaitable[Any]]:
         return await in_thread(getattr(self, plain), *args, **kwargs)
 
     twin.__name__ = f"a{plain}"
+    setattr(twin, _TWIN, plain)
     return twin

@@ -7,21 +7,20 @@
 
 Invariants: `version` is the number of finished updates; a failed update (a ratio that is not finite, a token
 from the future) changes neither weights nor optimizer state nor version; scoring changes nothing; the same
-batch on the same state gives the same weights, bit for bit. With several ranks every rank makes the same calls
-with the same arguments and gets the same results. One thread at a time calls a learner; it waits for nobody.
+batch on the same state gives the same weights, bit for bit. With several ranks every rank makes the same
+calls with the same arguments and gets the same results. One thread at a time calls a learner; it waits for
+nobody.
 """
 
 from __future__ import annotations
 
 import dataclasses
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import torch
-from megatron.core.pipeline_parallel import get_forward_backward_func
 from torch import Tensor
 
 from ..errors import ConfigError
@@ -32,7 +31,7 @@ from . import loss
 from .batch import Batch, Piece
 from .diagnostics import Metrics, episode_figures, lag_figures, ratio_figures
 from .learner_config import LearnerConfig
-from .megatron import checkpoint, hugging_face
+from .megatron import checkpoint, hugging_face, schedule
 from .megatron.architecture import Architecture
 from .megatron.device import device, megatron_device
 from .megatron.model import PolicyModel
@@ -145,39 +144,23 @@ class Learner:
         """log pi of the pieces' action tokens at their places in the flat order, float32[size]; 0 elsewhere."""
         shares = pack(pieces, self.config.micro_batch_tokens, self.parallel.data)
         work = shares[self.parallel.data_rank]
-        schedule = get_forward_backward_func()
-        with megatron_device(), torch.set_grad_enabled(training):
-            outputs = schedule(
-                forward_step_func=self._forward_step,
-                data_iterator=iter(work),
-                model=[self.optimizer.replica if training else self.model.module],
-                num_microbatches=len(work),
-                seq_length=self.config.micro_batch_tokens,
-                micro_batch_size=1,
-                forward_only=not training,
-            )
+        if training:
+            outputs = schedule.forward_backward(self.model, self.optimizer, work, self._loss_of)
+        else:
+            outputs = schedule.forward(self.model, work)
         flat = torch.zeros(size, dtype=torch.float32)
-        if self.parallel.last_stage:
-            for held, logprobs in zip(work, outputs, strict=True):
-                real = held.flat >= 0
-                flat[torch.from_numpy(held.flat[real])] = logprobs.cpu()[torch.from_numpy(real)]
+        for held, logprobs in zip(work, outputs, strict=bool(outputs)):
+            real = held.flat >= 0
+            flat[torch.from_numpy(held.flat[real])] = logprobs.cpu()[torch.from_numpy(real)]
         return sum_over_stages_and_replicas(flat.to(device())).cpu()
 
-    def _forward_step(self, work: Iterator[MicroBatch], module: Any) -> tuple[Tensor, Any]:
-        """Megatron's callback for one micro-batch: its output, and how to make a loss of it."""
-        batch = next(work)
-        output = self.model.log_probabilities(batch, module)
-
-        def loss_of(logprobs: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-            value = loss.policy_loss(
-                logprobs,
-                torch.from_numpy(batch.behaviour_logprobs).to(logprobs.device),
-                torch.from_numpy(batch.coefficients).to(logprobs.device),
-                importance_sampling=self.config.importance_sampling,
-            )
-            return value, torch.zeros((), dtype=torch.int), logprobs.detach()
-
-        return output, loss_of
+    def _loss_of(self, logprobs: Tensor, batch: MicroBatch) -> Tensor:
+        return loss.policy_loss(
+            logprobs,
+            torch.from_numpy(batch.behaviour_logprobs).to(logprobs.device),
+            torch.from_numpy(batch.coefficients).to(logprobs.device),
+            importance_sampling=self.config.importance_sampling,
+        )
 
     def weights(self) -> dict[str, Tensor]:
         """Copies of the present weights in Hugging Face names and the served dtype. Every rank calls it."""

@@ -8,10 +8,11 @@ The order of one update k, and why:
 
     1  journal.consume(k, batch)    before the step: a killed step is repeated with the same batch
     2  learner.train(batch)         version k -> k + 1
-    3  store.put, checkpoint        everything that version k + 1 needs is on disk
+    3  store.put                    the weights of version k + 1 are on disk
     4  journal.complete(k)          the update is durable; only now may anyone see its version
     5  engine.update, scheduler     the engine loads it between two steps and proves it by checksum
-    6  audit, evaluation, figures   beside the rollouts that already sample from k + 1
+    6  audit, evaluation, figures   beside the rollouts that already sample from k + 1; a checkpoint where
+                                    one is due (without it a resume repeats the update from the journal)
 
 Who waits: the controller for a batch (5 wakes the rollout side, which may be waiting to admit) and
 for each step in turn; rollouts go on during all of them. Everything the learner computes runs in one
@@ -141,6 +142,7 @@ class Controller:
             rollouts.cancel()
             with contextlib.suppress(asyncio.CancelledError):
                 await rollouts
+        await self._save(boxes.scheduler.update)
         if boxes.scheduler.update >= self._recipe.updates:
             return "done"
         return "interrupted" if boxes.observer.stop.is_set() else "data ended"
@@ -178,6 +180,7 @@ class Controller:
         self._write(update, metrics | measured, report)
         if report.differing:
             await self._judge(report, groups)
+        await self._save_if_due(update + 1)
         await asyncio.to_thread(forget_weights, boxes.store, boxes.scheduler, self._recipe.audit.every)
 
     async def _evaluate(self, version: int) -> dict[str, float]:
@@ -190,26 +193,31 @@ class Controller:
         return {f"eval/{chosen.split}/{name}": value for name, value in found.items()}
 
     async def _make_durable(self, update: int, metrics: Metrics) -> WeightManifest:
-        """Weights, checkpoint where one is due, then the journal's word that the update is done."""
+        """The version's weights, then the journal's word that the update is done."""
         boxes, version = self._boxes, update + 1
         weights = await self._in_learner(boxes.learner.weights)
         manifest = await asyncio.to_thread(boxes.store.put, version, weights)
-        last = version == self._recipe.updates or boxes.observer.stop.is_set()
-        checkpoint = None
-        if last or version % self._recipe.checkpoint.every == 0:
-            checkpoint = checkpoint_name(version)
-            await self._in_learner(boxes.learner.save, self._run_dir / checkpoint)
         await asyncio.to_thread(
             boxes.journal.complete,
             update,
             version=version,
             weights_checksum=manifest.digest,
             metrics={name: value for name, value in metrics.items() if isinstance(value, float)},
-            checkpoint=checkpoint,
         )
-        if checkpoint:
-            forget_checkpoints(self._run_dir, self._recipe.checkpoint.keep)
         return manifest
+
+    async def _save_if_due(self, version: int) -> None:
+        if version == self._recipe.updates or version % self._recipe.checkpoint.every == 0:
+            await self._save(version)
+
+    async def _save(self, version: int) -> None:
+        """A checkpoint of the present state, unless there is one; older ones go."""
+        path = checkpoint_name(version)
+        if version and not (self._run_dir / path).exists():
+            self._boxes.observer.phase("saving a checkpoint", path)
+            await self._in_learner(self._boxes.learner.save, self._run_dir / path)
+            await asyncio.to_thread(self._boxes.journal.record_checkpoint, version, path)
+            forget_checkpoints(self._run_dir, self._recipe.checkpoint.keep)
 
     def _write(self, update: int, metrics: Metrics, report: AuditReport) -> None:
         tally, totals = self._boxes.dispatcher.take_tally(), self.totals

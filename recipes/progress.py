@@ -16,6 +16,7 @@ from collections.abc import Mapping
 from types import TracebackType
 from typing import Protocol, Self, TextIO
 
+from rich.align import Align
 from rich.console import Console, Group, RenderableType
 from rich.live import Live
 from rich.progress_bar import ProgressBar
@@ -168,7 +169,13 @@ class LiveObserver:
         self._figures: dict[str, object] = {}
         self._between: dict[str, object] = {}
         self._rewards: list[float] = []
-        self._live = Live(get_renderable=self._render, console=console, refresh_per_second=4)
+        self._live = Live(
+            get_renderable=self._render,
+            console=console,
+            refresh_per_second=4,
+            redirect_stdout=False,
+            redirect_stderr=False,
+        )
 
     def __enter__(self) -> Self:
         self._live.start(refresh=True)
@@ -220,7 +227,7 @@ class LiveObserver:
         )
         between = "  ".join(f"{name} {number(value, 1)}" for name, value in self._between.items())
         bar = ProgressBar(total=clock.total, completed=clock.done, width=min(60, self._console.width))
-        return Group(head, bar, table, Text(between, style="dim"))
+        return Group(head, Align.left(bar), table, Text(between, style="dim"))
 
 
 def spark(values: list[float], width: int = 24) -> str:

@@ -1,7 +1,7 @@
 """The folders under runs/: list them, tell what one did, export what it made.
 
     runs/<name>/   recipe.toml  journal.sqlite  metrics.jsonl  summary.json  summary.png
-                   checkpoints/  weights/  tensorboard/
+                   checkpoints/  weights/  tensorboard/  libraries.log
 
 Reads only, except `new_run`, which makes a folder, and the exports, which write where they are told.
 A run can be read while it goes on.
@@ -120,6 +120,7 @@ def describe(run: Run, window: int = 20) -> list[tuple[str, str]]:
         "plots": "summary.png",
         "journal": JOURNAL,
         "TensorBoard": "tensorboard",
+        "libraries' output": "libraries.log",
     }
     lines += [(name, str(run.path / file)) for name, file in files.items() if (run.path / file).exists()]
     return lines

@@ -7,8 +7,8 @@
 
 Invariants. A token with version v has the log-probability that a prefill of all ids before it under the
 weights of version v gives, whatever was updated while its request ran: an update throws all computed keys and
-values away. With kernels "aligned" that holds bit for bit. A prefix computed under one version is never served
-under another.
+values away. With kernels "aligned" that holds bit for bit. A prefix computed under one version is never
+served under another.
 Waits: an update for the engine step in progress; requests for nobody but the engine. When the engine dies,
 everyone who waits gets `EngineDead`, and so does everyone who comes later.
 """

@@ -129,6 +129,7 @@ class VllmAsync:
             gc.collect()
 
     async def _last_output(self, prompt: dict[str, Any], params: Any) -> Any:
+        vllm_request.check_ids(prompt["prompt_token_ids"], self._engine.model_config.get_vocab_size())
         outputs = self._engine.generate(prompt, params, str(next(self._request_ids)))
         return [output async for output in outputs][-1]
 

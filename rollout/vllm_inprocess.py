@@ -148,6 +148,7 @@ class VllmInProcess:
             prompt = vllm_request.prompt(ids, images, salt or str(self._version))
             if then.cancelled():
                 return
+            vllm_request.check_ids(ids, self._engine.model_config.get_vocab_size())
             self._engine.add_request(name, prompt, params)
             self._running[name] = _Running(then)
 
@@ -278,12 +279,9 @@ class VllmInProcess:
         self._running.clear()
 
     def _shut_down(self) -> None:
-        from vllm.distributed.parallel_state import destroy_model_parallel
-
+        # The process groups stay: other engines of this process, and the learner, use them too.
         engine, self._engine = self._engine, None
         engine.engine_core.shutdown()
-        # vLLM's groups only: the process group may be the learner's too.
-        destroy_model_parallel()
 
 
 def _run(command: _Command) -> None:

@@ -73,6 +73,14 @@ def prompt(ids: Sequence[int], images: Sequence[bytes], salt: str) -> dict[str, 
     return request
 
 
+def check_ids(ids: Sequence[int], vocabulary: int) -> None:
+    """Raises ValueError for an id that the model has no row for: the engine would read its padding."""
+    array = np.asarray(ids)
+    if strange := np.flatnonzero((array < 0) | (array >= vocabulary)).tolist():
+        at = strange[0]
+        raise ValueError(f"prompt id {array[at]} at position {at} is outside the vocabulary of {vocabulary}")
+
+
 def sampling_params(
     config: EngineConfig,
     sampling: Sampling,

@@ -69,6 +69,14 @@ class LocalTable(_Table):
     )
 
 
+class _Clash(ValueError):
+    """Two keys that cannot both hold."""
+
+    def __init__(self, key: str, value: object, remedy: str) -> None:
+        super().__init__(remedy)
+        self.key, self.value, self.remedy = key, value, remedy
+
+
 class SandboxConfig(_Table):
     """`[sandbox]`.
 
@@ -92,7 +100,8 @@ class SandboxConfig(_Table):
         for key in ("memory_mb", "pids"):
             one, whole = getattr(self.limits, key), getattr(self.total, key)
             if one > whole:
-                raise ValueError(f"limits.{key} = {one} is more than total.{key} = {whole}")
+                remedy = f"One program may not have more than the sandbox, total.{key} = {whole}: raise that."
+                raise _Clash(f"sandbox.limits.{key}", one, remedy)
         return self
 
     @classmethod
@@ -127,9 +136,10 @@ def _explain(error: ValidationError, source: str) -> ConfigError:
         return ConfigError(
             source=source, key=key, value=first["input"], why=why, remedy=f"Remove it. {_known(path[:-1])}"
         )
-    value = first["input"] if path else "..."
-    message = first["msg"].removeprefix("Value error, ")
-    return ConfigError(source=source, key=key, value=value, remedy=f"{message[0].upper()}{message[1:]}.")
+    clash = first.get("ctx", {}).get("error")
+    if isinstance(clash, _Clash):
+        return ConfigError(source=source, key=clash.key, value=clash.value, remedy=clash.remedy)
+    return ConfigError(source=source, key=key, value=first["input"], remedy=f"{first['msg']}.")
 
 
 def _known(path: list[str]) -> str:

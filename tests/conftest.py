@@ -6,7 +6,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-
 from rz_agent.recipes.models.tiny import ensure_tiny
 from rz_agent.recipes.recipe import Recipe, parse
 

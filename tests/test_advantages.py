@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from rz_agent.learner.advantages import advantages
 from tiny_learner import group, segment
@@ -54,11 +54,13 @@ def test_an_episode_id_that_occurs_twice_is_refused() -> None:
         advantages([same, same])
 
 
+@settings(deadline=None)
 @given(st.lists(REWARDS, min_size=1, max_size=4))
 def test_groups_taken_together_or_one_by_one_give_the_same_advantages(rewards: list[list[float]]) -> None:
     assert of(*rewards) == [a for one in rewards for a in of(one)]
 
 
+@settings(deadline=None)
 @given(REWARDS)
 def test_advantages_of_a_group_sum_to_zero(rewards: list[float]) -> None:
     assert abs(sum(of(rewards))) < 1e-9

@@ -1,4 +1,4 @@
-"""Every sampled token can be recomputed, bit for bit, from the ids before it: the engine against packed scoring."""
+"""Every sampled token can be recomputed, bit for bit, from the ids before it: engine against packed forward."""
 
 from __future__ import annotations
 
@@ -7,8 +7,10 @@ import asyncio
 import numpy as np
 import pytest
 from rz_agent.kernels import operations
+from rz_agent.rollout.engine import Completion
 from rz_agent.trajectory import Sampling
 from tiny_engine import SHAPES, bits, engine_of, ragged
+from tiny_qwen import packed_logprobs
 
 MODELS = list(SHAPES)
 
@@ -108,7 +110,7 @@ def test_each_token_of_a_request_in_flight_across_updates_has_the_bits_of_its_ow
     prompts = harness.prompts(5, 170, 60, seed=8)
     first = harness.engine.version
 
-    async def updated_while_running() -> list:
+    async def updated_while_running() -> list[Completion]:
         running = asyncio.create_task(harness.sample(prompts, max_tokens=300))
         for seed in (81, 82):
             await asyncio.sleep(0.4)
@@ -158,8 +160,6 @@ def test_a_stock_engine_serves_the_weights_that_it_was_updated_to() -> None:
         assert np.abs(scored[len(prompt) :] - completion.logprobs).max() < 1e-4
     # Against the model itself, not the engine's own word.
     standard = operations("standard")
-    from tiny_qwen import packed_logprobs
-
     sequences = [[*p, *c.token_ids.tolist()] for p, c in zip(prompts, completions, strict=True)]
     truth = packed_logprobs(standard, harness.shape, harness.present, sequences)
     for prompt, completion, expected in zip(prompts, completions, truth, strict=True):

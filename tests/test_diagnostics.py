@@ -7,7 +7,7 @@ import math
 import numpy as np
 import pytest
 import torch
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from rz_agent.learner.diagnostics import (
     FutureToken,
@@ -49,11 +49,13 @@ def test_without_tokens_a_figure_is_nan_and_absent_never_zero() -> None:
     assert lag_figures(np.zeros(0, np.int32), 3) == {}
 
 
+@settings(deadline=None)
 @given(LOG_RATIOS)
 def test_d3_is_never_negative(log_ratio: torch.Tensor) -> None:
     assert float(d3(log_ratio)) >= 0
 
 
+@settings(deadline=None)
 @given(LOG_RATIOS)
 def test_effective_share_lies_between_one_token_and_all(log_ratio: torch.Tensor) -> None:
     assert 1 / len(log_ratio) - 1e-12 <= float(effective_share(log_ratio)) <= 1 + 1e-12
@@ -63,6 +65,7 @@ def test_effective_share_survives_ratios_beyond_float32() -> None:
     assert float(effective_share(torch.tensor([300.0, 300.0]))) == 1.0
 
 
+@settings(deadline=None)
 @given(st.lists(st.integers(0, 64), min_size=1, max_size=200))
 def test_the_lag_histogram_counts_every_token_once(lags: list[int]) -> None:
     figures = lag_figures(np.array([100 - lag for lag in lags], np.int32), 100)

@@ -5,12 +5,12 @@ from __future__ import annotations
 import asyncio
 import json
 import re
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
-from rz_agent.envs import AgentEnv, EnvFactory, Task, load
+from rz_agent.envs import EnvFactory, Task, load
 from rz_agent.envs.hooks import Portal
 from rz_agent.envs.python_math.tasks import KINDS, ArithmeticTaskset
 from rz_agent.sandboxes.config import SandboxConfig
@@ -129,12 +129,6 @@ def test_episodes_share_a_sandbox_and_nothing_else(play: Play):
     assert play(body=body) == [f"{i} {i}" for i in range(24)]
 
 
-async def sessions(env: AgentEnv) -> int:
-    """Interpreters alive in the sandbox, by name of their session."""
-    sandbox = env._sandbox  # type: ignore[attr-defined]
-    return len(sandbox._locks)
-
-
 def test_a_cancelled_call_takes_its_interpreter_with_it(play: Play, pool: tuple[Portal, SandboxPool]):
     async def body(factory: EnvFactory) -> tuple[bool, dict[str, int], str]:
         env = factory.create()
@@ -143,15 +137,13 @@ def test_a_cancelled_call_takes_its_interpreter_with_it(play: Play, pool: tuple[
         await asyncio.sleep(1.0)
         step.cancel()
         await asyncio.gather(step, return_exceptions=True)
-        sandbox = await pool[1].acquire()
-        burning = await sandbox.exec(["/bin/sh", "-c", "grep -l . /proc/[0-9]*/stat | wc -l"], timeout_s=20)
-        await pool[1].release(sandbox)
+        users = dict(pool[1]._users)
         await env.areset(options={"task": TASK})
         again = output(await env.astep(python("'alive'")))
         await env.aclose()
-        return step.cancelled(), dict(pool[1]._users), (again, int(burning.stdout))
+        return step.cancelled(), users, again
 
-    cancelled, users, (again, _) = play(body=body)
+    cancelled, users, again = play(body=body)
     assert cancelled
     assert again == "'alive'"
     assert set(users.values()) == {0}
@@ -239,10 +231,3 @@ def test_arithmetic_is_pure_by_position_and_never_trains_on_a_test_question():
     trained = {tasks.order(0)[p].id for p in range(2000)}
     assert not trained & {task.id for task in tasks.load("test")}
     assert len(harder.order(0)[0].id) > len(max(trained, key=len)) - 4
-
-
-def run_all(awaitables: list[Awaitable[Any]]) -> Any:
-    async def body() -> Any:
-        return await asyncio.gather(*awaitables)
-
-    return asyncio.run(body())

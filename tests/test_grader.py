@@ -1,4 +1,4 @@
-"""Grading: the right verdict for every recorded pair, whatever the answer does to the process that compares."""
+"""Grading: the right verdict for every recorded pair, whatever an answer does to the comparing process."""
 
 from __future__ import annotations
 
@@ -25,15 +25,36 @@ PAIRS = [
 ]
 # Verdicts that math-verify alone gets wrong, and their neighbours.
 MORE = [
-    ("7", r"\{7\}", False), ("7", "{7}", False), ("7", "7 or 6", False), (r"\{1,2\}", r"\{2,1\}", True),
-    (r"10\%", "10", False), (r"10\%", r"\frac{1}{10}", True), ("10", r"10\%", True), ("1", "1=1", False),
-    ("5", "x=5", True), ("-1", r"e^{i\pi}", True), ("204", "<answer>204</answer>", True), ("204", "$204$", True),
-    ("1/3", "0.333333", False), ("1/3", "0.333", False), (r"\sqrt2", "1.41421356", False), ("0.5", r"\frac12", True),
-    ("(1,2)", "[1,2]", False), ("(1,3)", "1<x<3", False), ("42", "42 cm", True), (r"5\text{ m}", "5", True),
-    (r"5\text{ m}", r"500\text{ g}", False), ("5 m", "500 cm", True), ("2 hours", r"120\text{ minutes}", True),
-    ("B", "(B)", True), ("B", r"\text{(B)}", True), ("B", "C", False), ("Friday", r"\text{friday}", True),
-    ("x^2-1", "(x-1)(x+1)", True), ("3", "", False),
-]  # fmt: skip
+    ("7", r"\{7\}", False),
+    ("7", "{7}", False),
+    ("7", "7 or 6", False),
+    (r"\{1,2\}", r"\{2,1\}", True),
+    (r"10\%", "10", False),
+    (r"10\%", r"\frac{1}{10}", True),
+    ("10", r"10\%", True),
+    ("1", "1=1", False),
+    ("5", "x=5", True),
+    ("-1", r"e^{i\pi}", True),
+    ("204", "<answer>204</answer>", True),
+    ("204", "$204$", True),
+    ("1/3", "0.333333", False),
+    ("1/3", "0.333", False),
+    (r"\sqrt2", "1.41421356", False),
+    ("0.5", r"\frac12", True),
+    ("(1,2)", "[1,2]", False),
+    ("(1,3)", "1<x<3", False),
+    ("42", "42 cm", True),
+    (r"5\text{ m}", "5", True),
+    (r"5\text{ m}", r"500\text{ g}", False),
+    ("5 m", "500 cm", True),
+    ("2 hours", r"120\text{ minutes}", True),
+    ("B", "(B)", True),
+    ("B", r"\text{(B)}", True),
+    ("B", "C", False),
+    ("Friday", r"\text{friday}", True),
+    ("x^2-1", "(x-1)(x+1)", True),
+    ("3", "", False),
+]
 
 
 @pytest.fixture(scope="module")
@@ -165,6 +186,7 @@ def test_the_answer_is_the_last_balanced_box(content: str, answer: str | None):
     assert last_boxed(content) == answer
 
 
+@settings(deadline=None)
 @given(st.text() | st.lists(st.sampled_from([r"\boxed{", "{", "}", "\\", "1"])).map("".join))
 def test_any_text_has_an_answer_or_none(content: str):
     answer = last_boxed(content)

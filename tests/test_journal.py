@@ -47,8 +47,9 @@ def complete(journal: Journal, update: int, checkpoint: str | None = None) -> No
         version=update + 1,
         weights_checksum=f"sum{update}",
         metrics={"loss": 0.1},
-        checkpoint=checkpoint,
     )
+    if checkpoint:
+        journal.record_checkpoint(update + 1, checkpoint)
 
 
 # Bit for bit
@@ -184,7 +185,8 @@ def test_a_run_is_recorded_from_admission_to_its_update(journal: Journal) -> Non
     record = journal.last_update()
     assert record is not None
     assert (record.update, record.version, record.group_ids) == (0, 1, (names[2], names[0]))
-    assert (record.weights_checksum, record.metrics, record.checkpoint) == ("sum0", {"loss": 0.1}, "ckpt/1")
+    assert (record.weights_checksum, record.metrics) == ("sum0", {"loss": 0.1})
+    assert journal.resume().checkpoint == "ckpt/1"
     assert journal.updates() == [record]
     assert [t.episode_id for t in journal.group(names[1])] == ["g1-0", "g1-1"]
     assert journal.next_position() == 3
@@ -298,6 +300,12 @@ def test_resume_tells_what_is_running_ready_in_training_and_to_be_replayed(journ
         (running, {0, 2}, 1),
     ]
     assert [(record.group_id, done) for record, done in journal.unfinished()] == [(running, {0, 2})]
+
+
+def test_a_checkpoint_of_a_version_that_no_durable_update_made_is_refused(journal: Journal) -> None:
+    with pytest.raises(ValueError, match="version 1, which no durable update"):
+        journal.record_checkpoint(1, "ckpt/1")
+    assert journal.resume().checkpoint is None
 
 
 def test_a_new_run_resumes_from_nothing(journal: Journal) -> None:

@@ -126,7 +126,8 @@ def plain_logprobs(
         else:
             hidden, residual = kernels.add_rms_norm(hidden, residual, weight, shape.norm_eps)
         mixed = linear(hidden, *(f"{at}self_attn.{name}_proj.weight" for name in "qkv"))
-        q, k, v = (p.contiguous() for p in mixed.view(len(ids), -1, width).split([heads, groups, groups], 1))
+        by_head = mixed.view(len(ids), -1, width)
+        q, k, v = (p.contiguous() for p in torch.tensor_split(by_head, (heads, heads + groups), 1))
         q, k = norm(q, f"{at}self_attn.q_norm.weight"), norm(k, f"{at}self_attn.k_norm.weight")
         q, k = kernels.rotary(q, k, torch.arange(len(ids)), table)
         mixed = kernels.attention(q, k, v, (0, len(ids)), width**-0.5).reshape(len(ids), -1)
@@ -219,7 +220,7 @@ def test_episodes_with_advantage_zero_add_figures_but_no_gradient(make: Make) ->
     equal = group("c", [(1.0, [segment(rng, [(4, 9)])]), (1.0, [segment(rng, [(2, 30), (3, 5)])])])
     learner, alone = make(), make()
     with_equal, without = learner.train([*ragged_groups(), equal]), alone.train(ragged_groups())
-    assert sum(with_equal["lag/hist"]) == sum(without["lag/hist"]) + 44  # type: ignore[arg-type]
+    assert sum(with_equal["lag/hist"]) == sum(without["lag/hist"]) + 44
     assert with_equal["is/d3"] != without["is/d3"]
     for name, gradient in alone.model.gradients().items():
         found = learner.model.gradients()[name] * (8 / 6)  # B is 8 instead of 6
@@ -441,6 +442,29 @@ def test_operations_other_than_the_named_ones_are_refused(folder: Path) -> None:
         ConfigError, match=r"learner\.kernels = 'aligned' but the operations given are 'standard'"
     ):
         Learner(folder, LearnerConfig(kernels="aligned"), operations("standard"))
+
+
+def test_torch_cuda_is_itself_again_after_megatron_ran(make: Make) -> None:
+    before = torch.cuda.current_device, torch.cuda.Stream, torch.cuda.synchronize
+    learner = make(kernels="standard")
+    with pytest.raises(FutureToken):
+        learner.train(ragged_groups(version=7))
+    learner.train(ragged_groups())
+    assert before == (torch.cuda.current_device, torch.cuda.Stream, torch.cuda.synchronize)
+
+
+def test_bfloat16_aligned_gradients_are_those_of_float64_up_to_its_rounding(folder: Path, make: Make) -> None:
+    from transformers import AutoModelForCausalLM
+
+    theirs = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32, attn_implementation="eager")
+    expected = gradient_by_float64_autograd(theirs, ragged_groups())
+    learner = make(dtype="bfloat16")
+    learner.train(ragged_groups())
+    for name, gradient in learner.model.gradients().items():
+        similar = torch.nn.functional.cosine_similarity(
+            gradient.double().flatten(), expected[name].flatten(), 0
+        )
+        assert similar > 0.98, name
 
 
 def test_learning_raises_the_probability_of_rewarded_tokens(make: Make) -> None:

@@ -7,7 +7,7 @@ import math
 import numpy as np
 import pytest
 import torch
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from rz_agent.errors import NonFinite
 from rz_agent.learner.advantages import advantages
@@ -101,18 +101,19 @@ def test_micro_batches_sum_to_the_batch() -> None:
     log_pi = torch.linspace(-5, -1, len(batch), requires_grad=True)
     mu, coefficients = torch.tensor(batch.behaviour_logprobs), torch.tensor(batch.coefficients)
     whole = torch.autograd.grad(policy_loss(log_pi, mu, coefficients), log_pi)[0]
-    cuts = torch.arange(len(batch)).split(7)
+    cuts = [slice(start, start + 7) for start in range(0, len(batch), 7)]
     parts = [torch.autograd.grad(policy_loss(log_pi[c], mu[c], coefficients[c]), log_pi)[0] for c in cuts]
-    assert torch.equal(sum(parts), whole)
+    assert torch.equal(torch.stack(parts).sum(0), whole)
 
 
 def test_token_counts_are_the_episodes_own_not_the_micro_batchs() -> None:
-    """Three tokens of weight 2 in one episode (A = 1), one of weight 10 in the other (A = -1): -(2 - 10) / 2."""
+    """Three tokens of weight 2 where A = 1, one of weight 10 where A = -1: L = -(2 - 10) / 2."""
     groups = [group("g", [(1.0, [acted(-9.0, -9.0, -9.0)]), (-1.0, [acted(-9.0)])])]
     two, ten = -9 + math.log(2), -9 + math.log(10)
     assert loss_and_gradient(groups, [two] * 3 + [ten])[0] == pytest.approx(-(2 - 10) / 2, rel=1e-5)
 
 
+@settings(deadline=None)
 @given(seed=st.integers(0, 999), spread=st.floats(0, 8))
 def test_loss_and_gradient_agree_with_a_float64_formula(seed: int, spread: float) -> None:
     groups = ragged_groups(seed)
@@ -120,7 +121,8 @@ def test_loss_and_gradient_agree_with_a_float64_formula(seed: int, spread: float
     log_pi = np.random.default_rng(seed).normal(batch.behaviour_logprobs, spread).astype(np.float32)
     loss, gradient = loss_and_gradient(groups, log_pi.tolist())
     episodes, advantage = unmasked(groups), advantages(groups)
-    expected, slopes, at = 0.0, [], 0
+    expected, at = 0.0, 0
+    slopes: list[float] = []
     for episode in episodes:
         for held in episode.segments:
             mu = held.behaviour_logprobs[held.action_mask].astype(np.float64)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from rz_agent.learner.batch import Batch
 from rz_agent.learner.packing import MicroBatch, pack
@@ -30,6 +30,7 @@ def test_worked_example_of_two_segments_in_one_micro_batch() -> None:
     assert held.temperatures.tolist() == [1, 1, 1, 0.5, 0.5]
 
 
+@settings(deadline=None)
 @given(lengths=LENGTHS, budget=st.integers(1, 100), shares=st.integers(1, 4))
 def test_every_action_is_trained_exactly_once_and_nothing_is_dropped(
     lengths: list[int], budget: int, shares: int
@@ -40,6 +41,7 @@ def test_every_action_is_trained_exactly_once_and_nothing_is_dropped(
     assert sorted(flat) == list(range(len(batch)))
 
 
+@settings(deadline=None)
 @given(lengths=LENGTHS, budget=st.integers(1, 100), shares=st.integers(1, 4))
 def test_replicas_run_equally_many_micro_batches_padded_with_work_that_adds_nothing(
     lengths: list[int], budget: int, shares: int
@@ -50,6 +52,7 @@ def test_replicas_run_equally_many_micro_batches_padded_with_work_that_adds_noth
     assert all(not held.coefficients.any() and (held.flat == -1).all() for held in padding)
 
 
+@settings(deadline=None)
 @given(lengths=LENGTHS, budget=st.integers(1, 100), shares=st.integers(1, 4))
 def test_a_micro_batch_passes_the_budget_only_with_one_segment_that_is_longer(
     lengths: list[int], budget: int, shares: int
@@ -59,6 +62,7 @@ def test_a_micro_batch_passes_the_budget_only_with_one_segment_that_is_longer(
             assert len(held) <= budget or len(held.cu_seqlens) == 2
 
 
+@settings(deadline=None)
 @given(lengths=LENGTHS, budget=st.integers(1, 100), shares=st.integers(1, 4))
 def test_packing_is_a_function_of_its_arguments(lengths: list[int], budget: int, shares: int) -> None:
     def shape(dealt: list[list[MicroBatch]]) -> list[list[list[int]]]:

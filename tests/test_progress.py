@@ -5,6 +5,8 @@ from __future__ import annotations
 import io
 import json
 import math
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -156,3 +158,22 @@ def test_the_plot_of_a_run_with_gaps_is_drawn_and_without_figures_there_is_none(
     assert summary_plot.draw(tmp_path) is None
     (tmp_path / "metrics.jsonl").write_text("".join(json.dumps({"update": u}) + "\n" for u in (1, 2)))
     assert summary_plot.draw(tmp_path) is not None
+
+
+def test_what_libraries_and_child_processes_print_goes_to_the_log_and_the_run_to_the_terminal(
+    tmp_path: Path,
+) -> None:
+    code = (
+        "import pathlib, subprocess, sys\n"
+        "from rz_agent.recipes.library_output import libraries_write_to\n"
+        "with libraries_write_to(pathlib.Path('.')) as terminal:\n"
+        "    print('chatter'); print('warning', file=sys.stderr); subprocess.run(['echo', 'child'])\n"
+        "    print('update 1', file=terminal)\n"
+        "print('the end')\n"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code], cwd=tmp_path, capture_output=True, text=True, check=True
+    )
+    assert done.stdout.split("\n") == ["update 1", "the end", ""]
+    assert done.stderr == ""
+    assert set((tmp_path / "libraries.log").read_text().split()) == {"chatter", "warning", "child"}

@@ -258,6 +258,12 @@ def test_a_template_that_refuses_the_roles_says_which(tmp_path: Path) -> None:
         renderer.first([USER, tool("5")])
 
 
+@pytest.mark.parametrize("attack", ["''.__class__.__mro__", "messages.append(1)", "''.format.__globals__"])
+def test_a_template_is_run_in_a_sandbox(attack: str, tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="refused"):
+        Renderer(write_model(tmp_path / "model", "{{ " + attack + " }}" + SMOLLM2))
+
+
 # --- turns -----------------------------------------------------------------------------------------------
 
 

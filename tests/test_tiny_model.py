@@ -10,6 +10,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from rz_agent.envs.python_math.tasks import ArithmeticTaskset
 from rz_agent.errors import ConfigError
 from rz_agent.recipes.models.qwen3_torch import Qwen3, Qwen3Shape
 from rz_agent.recipes.models.sampled_reward import called_code, sampled_reward
@@ -57,6 +58,16 @@ def test_the_six_kinds_of_problem(kind: str, operands: tuple[int, ...], question
     assert problem.question == question
     assert problem.answer == answer
     assert run_code(KINDS[kind].wrong_code.format(*operands)) != answer
+
+
+def test_the_problems_are_those_of_the_python_environment() -> None:
+    tasks = ArithmeticTaskset(difficulty=1).order(seed=0)
+    for position in range(60):
+        task = tasks[position]
+        _, kind, operands = task.id.split(":")
+        problem = Problem(kind=kind, operands=tuple(map(int, operands.split(","))))
+        assert problem.question == task.prompt[0]["content"]
+        assert problem.answer == task.answer
 
 
 def test_a_faultless_teacher_is_always_right() -> None:

@@ -15,8 +15,6 @@ from typing import Any
 
 import pytest
 from conftest import recipe_of
-from synchronous_loop import synchronous_loop
-
 from rz_agent.errors import ConfigError
 from rz_agent.journal import Journal
 from rz_agent.recipes import runs
@@ -26,6 +24,7 @@ from rz_agent.recipes.progress import LineObserver
 from rz_agent.recipes.recipe import Recipe
 from rz_agent.recipes.train import train
 from rz_agent.trajectory import Group
+from synchronous_loop import synchronous_loop
 
 Tables = dict[str, Any]
 # What an update's figures may differ in between two runs that do the same: how long it took, and
@@ -201,7 +200,8 @@ def test_interrupted_by_a_person_it_checkpoints_and_exits_130(small: Tables, tmp
     process.send_signal(signal.SIGINT)
     assert process.wait(timeout=120) == 130
     with Journal.open(run_dir / "journal.sqlite", run=None) as journal:
-        last = journal.last_update()
-    assert last is not None
-    assert last.checkpoint is not None
-    assert (run_dir / last.checkpoint).is_dir()
+        point = journal.resume()
+    assert point.update > 0
+    assert point.replay == ()
+    assert point.checkpoint is not None
+    assert (run_dir / point.checkpoint).is_dir()

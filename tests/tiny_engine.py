@@ -1,7 +1,7 @@
 """Real engines over random models, started once for each kind in a test session.
 
-An `EngineHarness` knows the weights that its engine serves, so a test can score what was sampled. Tests move the
-version on (`publish`) and never back; each test asks the harness for the present weights.
+An `EngineHarness` knows the weights that its engine serves, so a test can score what was sampled. Tests move
+the version on (`publish`) and never back; each test asks the harness for the present weights.
 """
 
 from __future__ import annotations
@@ -23,6 +23,7 @@ from rz_agent.trajectory import Sampling
 from rz_agent.weight_store import WeightManifest, WeightStore
 from tiny_qwen import BFLOAT16, TIED, UNTIED, Shape, Weights, packed_logprobs, random_weights, write_model
 
+PLAIN = Sampling()
 SHAPES = {"tied": TIED, "untied": UNTIED, "bfloat16": BFLOAT16}
 
 
@@ -65,7 +66,7 @@ class EngineHarness:
         prompts: Sequence[Sequence[int]],
         *,
         max_tokens: int | Sequence[int] = 16,
-        sampling: Sampling = Sampling(),
+        sampling: Sampling = PLAIN,
         seed: int | None = 0,
     ) -> list[Completion]:
         """All prompts at once; the i-th draws with seed + i."""
@@ -95,7 +96,7 @@ class EngineHarness:
         scorer: Operations | None = None,
         temperature: float = 1.0,
     ) -> tuple[int, int]:
-        """(tokens whose log-probability differs in any bit from the scorer's at the token's version, tokens)."""
+        """(tokens whose log-probability is not exactly the scorer's at the token's version, tokens)."""
         scorer = operations("aligned") if scorer is None else scorer
         sequences = [[*p, *c.token_ids.tolist()] for p, c in zip(prompts, completions, strict=True)]
         different = total = 0
@@ -110,15 +111,11 @@ class EngineHarness:
         return different, total
 
 
-_started: list[EngineHarness] = []
-
-
 @functools.cache
 def engine_of(model: str, kernels: KernelsName = "aligned") -> EngineHarness:
     """The session's in-process engine for a model of SHAPES."""
     harness = EngineHarness(SHAPES[model], kernels)
     asyncio.run(harness.engine.start())
-    _started.append(harness)
     return harness
 
 

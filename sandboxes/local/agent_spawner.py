@@ -22,6 +22,7 @@ import site
 import socket
 import struct
 import sys
+import time
 from typing import Any, NoReturn
 
 from . import agent_confine as confine
@@ -78,16 +79,34 @@ def _give_up(errors: int, error: BaseException) -> NoReturn:
         os._exit(126)
 
 
+def _others(program: int) -> list[int]:
+    """In the init: the living processes of its namespace besides itself and the program."""
+    found = []
+    for name in os.listdir("/proc"):
+        if name.isdigit() and int(name) not in (1, program):
+            try:
+                with open(f"/proc/{name}/stat") as handle:
+                    if handle.read().rpartition(")")[2].split()[0] not in "ZX":
+                        found.append(int(name))
+            except OSError:
+                continue
+    return found
+
+
 def _interrupt(program: int) -> None:
-    """In the init: SIGINT for the program, SIGKILL for all else it started.
+    """In the init: SIGKILL for all that the program started, then SIGINT for itself.
 
     All of them stand still meanwhile: a fork bomb would outrun the list.
     """
     try:
         os.kill(-1, signal.SIGSTOP)
-        for name in os.listdir("/proc"):
-            if name.isdigit() and int(name) not in (1, program):
-                os.kill(int(name), signal.SIGKILL)
+        for _ in range(50):
+            others = _others(program)
+            for pid in others:  # none can vanish: only this process reaps, and it is here
+                os.kill(pid, signal.SIGKILL)
+            if not others:
+                break
+            time.sleep(0.01)
         os.kill(program, signal.SIGINT)
         os.kill(program, signal.SIGCONT)
     except ProcessLookupError:

@@ -20,6 +20,7 @@ from pathlib import Path
 from ..config import LocalTable
 from ..provider import Capabilities, CheckResult, CreateError, Misconfigured, SandboxSpec, Unavailable
 from . import bubblewrap
+from .agent_confine import syscall_filter
 from .cgroups import Hierarchy, SandboxGroups, find_hierarchies, is_orphan, owner_name, remove_tree, sweep
 from .interpreter import Interpreter, inspect, unreachable
 from .janitor import Janitor
@@ -239,8 +240,6 @@ class LocalProvider:
 
     def capabilities(self) -> Capabilities:
         """What is enforced here, by looking at this machine's cgroups."""
-        from .agent_confine import syscall_filter
-
         controllers = {c for hierarchy in find_hierarchies() for c in hierarchy.controllers}
         memory, pids = "memory" in controllers, "pids" in controllers
         filtered = self._isolated and syscall_filter() is not None

@@ -33,14 +33,15 @@ test-fast: install-dev  ## the tests that take seconds
 lint: install-dev  ## ruff
 	@$(BIN)/ruff check .
 
-# The checkout is the package rz_agent whatever its folder is called, so mypy sees it through a link.
+# The checkout is the package rz_agent whatever its folder is called, so mypy sees it through a link;
+# tests and benchmarks stand beside the package and are checked as what they are.
 typecheck: install-dev  ## mypy --strict
 	@mkdir -p .cache/types && ln -sfn "$(CURDIR)" .cache/types/rz_agent
-	@cd .cache/types && "$(CURDIR)/$(BIN)/mypy" --config-file "$(CURDIR)/pyproject.toml" \
-	  --cache-dir "$(CURDIR)/.mypy_cache" -p rz_agent
+	@$(BIN)/mypy -p rz_agent
+	@$(BIN)/mypy tests $(wildcard benchmarks/*.py)
 
 bench: install-dev  ## the measurements of benchmarks/
-	@for file in benchmarks/bench_*.py; do echo "== $$file"; $(BIN)/python "$$file"; done
+	@for file in benchmarks/*.py; do echo "== $$file"; $(BIN)/python "$$file"; done
 
 lock: install-dev  ## write what is installed now into the CPU and developer lock files
 	@$(BIN)/python requirements/lock.py

@@ -1,8 +1,8 @@
 """How an environment is found by name: on top of Gymnasium's registry, with short names and plug-ins.
 
     register("me/Guess-v0", entry_point="guess:GuessEnv", short_name="guess")
-    load("guess", high=50) -> EnvFactory        for rollouts
-    make("guess", high=50) -> gymnasium.Env     for Gymnasium's tools; the same as gymnasium.make on the id
+    load("guess", hints=False) -> EnvFactory        for rollouts
+    make("guess", hints=False) -> gymnasium.Env     for Gymnasium's tools; gymnasium.make on its id
 
 A name is a short name, an id, or `pkg.mod:Class`. A package that is only installed is found through the
 entry-point group `rz_agent.envs`: `guess = "guess:GuessEnv"` (the class), or `guess = "guess"` (a module that

@@ -61,7 +61,8 @@ def parse(text: str) -> Reply:
     >>> reply.content, reply.calls[0].name, reply.calls[0].status
     ('So ', 'add', 'ok')
     """
-    thought, content, calls, position = "", "", [], 0
+    thought, content, position = "", "", 0
+    calls: list[ToolCall] = []
     while marker := _MARKER.search(text, position):
         content += text[position : marker.start()]
         if len(calls) == MAX_CALLS:

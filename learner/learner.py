@@ -141,7 +141,7 @@ class Learner:
         return logprobs + self._run(untaught, len(batch), training=False) if untaught else logprobs
 
     def _run(self, pieces: Sequence[Piece], size: int, *, training: bool) -> Tensor:
-        """log pi of the pieces' action tokens at their places in the flat order, float32[size]; 0 elsewhere."""
+        """log pi of the pieces' action tokens, each at its place in the flat order: float32[size], else 0."""
         shares = pack(pieces, self.config.micro_batch_tokens, self.parallel.data)
         work = shares[self.parallel.data_rank]
         if training:

@@ -30,7 +30,7 @@ from ..weight_store import WeightManifest
 from . import vllm_request
 from .engine import Completion, EngineDead
 from .engine_config import EngineConfig
-from .vllm_process import building_an_engine
+from .vllm_process import building_an_engine, release
 
 T = TypeVar("T")
 
@@ -279,9 +279,8 @@ class VllmInProcess:
         self._running.clear()
 
     def _shut_down(self) -> None:
-        # The process groups stay: other engines of this process, and the learner, use them too.
         engine, self._engine = self._engine, None
-        engine.engine_core.shutdown()
+        release(engine)
 
 
 def _run(command: _Command) -> None:

@@ -1,4 +1,4 @@
-"""What vLLM changes in the process that builds an engine, undone once the engine stands.
+"""What an engine changes in the process that it lives in, kept from everyone else in that process.
 
 Building an engine seeds Python's, NumPy's and torch's global generators, replaces `torch.set_num_threads`
 and adds libraries to LD_PRELOAD. The learner and the sandboxes share the process, so all of it is put back.
@@ -7,13 +7,29 @@ The few settings that vLLM takes from the environment alone are set for the time
 
 from __future__ import annotations
 
+import gc
 import os
 import random
 from collections.abc import Iterator
 from contextlib import contextmanager
+from typing import Any
 
 import numpy as np
 import torch
+
+
+def release(engine: Any) -> None:
+    """Shut an LLMEngine of this process down without what vLLM's own shutdown adds.
+
+    That one destroys torch's process groups, which other engines of this process and the learner still use; it
+    would also run later, when the engine is collected.
+    """
+    client = engine.engine_core
+    client._finalizer.detach()
+    client.engine_core.model_executor.shutdown()
+    client.engine_core.scheduler.shutdown()
+    # Building it froze every object of the process out of garbage collection.
+    gc.unfreeze()
 
 
 @contextmanager

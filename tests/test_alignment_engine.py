@@ -1,4 +1,4 @@
-"""Every sampled token can be recomputed, bit for bit, from the ids before it: engine against packed forward."""
+"""Every sampled token can be recomputed, bit for bit, from the ids before it: engine against a packed run."""
 
 from __future__ import annotations
 

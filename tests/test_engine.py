@@ -353,7 +353,7 @@ def test_building_an_engine_leaves_the_process_as_it_was() -> None:
 def test_the_plugin_leaves_an_engine_that_did_not_ask_alone() -> None:
     """Stock linear layers that dropped their weights, and the stock attention plan."""
     from rz_agent.kernels.vllm_plugin import install
-    from rz_agent.rollout.vllm_process import building_an_engine
+    from rz_agent.rollout.vllm_process import building_an_engine, release
     from rz_agent.rollout.vllm_request import engine_args
     from vllm.engine.arg_utils import EngineArgs
     from vllm.v1.engine.llm_engine import LLMEngine
@@ -368,7 +368,7 @@ def test_the_plugin_leaves_an_engine_that_did_not_ask_alone() -> None:
     model = stock.model_executor.driver_worker.model_runner.model
     assert not any("rz_linear" in module.__dict__ for module in model.modules())
     assert model.model.layers[0].mlp.down_proj.weight.numel() == 0
-    stock.engine_core.shutdown()
+    release(stock)
 
 
 # --- the engine in its own process ------------------------------------------------------------------------

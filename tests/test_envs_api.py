@@ -444,7 +444,7 @@ def test_the_example_in_the_documentation_runs(tmp_path: Path, monkeypatch: pyte
     monkeypatch.syspath_prepend(str(tmp_path))
 
     async def play() -> Any:
-        async with load("guess:GuessEnv", high=50) as factory:
+        async with load("guess:GuessEnv", hints=True) as factory:
             task = factory.taskset.order(seed=0)[0]
             env = factory.create()
             await env.areset(options={"task": task})

@@ -177,7 +177,7 @@ class Controller:
         self._clock.mark("published")
         report = await self._in_learner(boxes.audit.check, groups)
         measured = await self._evaluate(update + 1)
-        self._write(update, metrics | measured, report)
+        self._write(update, {**metrics, **measured}, report)
         if report.differing:
             await self._judge(report, groups)
         await self._save_if_due(update + 1)

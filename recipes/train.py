@@ -14,6 +14,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Mapping
 from contextlib import AsyncExitStack
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -127,14 +128,14 @@ class Run:
 
     async def _start(self, stack: AsyncExitStack, model_dir: Path, version: int) -> tuple[Engine, Learner]:
         """The two slow parts, side by side where they are in two processes."""
-        build = (Learner, model_dir, self._recipe.learner_config())
+        build = partial(Learner, model_dir, self._recipe.learner_config())
         if self._recipe.rollout.engine.mode == "inprocess":
             # One process has one torch.distributed world: whoever comes second must find it complete.
             engine = await start_engine(stack, self._recipe, model_dir, version)
-            return engine, await self._in_learner(*build)
+            return engine, await self._in_learner(build)
         async with asyncio.TaskGroup() as starting:
             engine_started = starting.create_task(start_engine(stack, self._recipe, model_dir, version))
-            learner_built = starting.create_task(self._in_learner(*build))
+            learner_built = starting.create_task(self._in_learner(build))
         return engine_started.result(), learner_built.result()
 
     def _scheduler(self) -> Scheduler:

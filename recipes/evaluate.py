@@ -45,12 +45,13 @@ class Evaluation:
         chosen = recipe.eval
         sampling = Sampling(temperature=chosen.temperature, top_p=chosen.top_p, top_k=chosen.top_k)
         self._runner = episode_runner(recipe, model_dir, engine, environment, sampling)
-        self._tasks = environment.taskset.load(chosen.split)[:episodes]
+        self._taskset, self._split, self._episodes = environment.taskset, chosen.split, episodes
         self._in_flight, self._seed = recipe.rollout.episodes_in_flight, recipe.seed
 
     async def run(self) -> dict[str, float]:
-        """Figures of the policy that the engine holds now."""
-        return figures(await play(self._runner, self._tasks, self._in_flight, self._seed))
+        """Figures of the policy that the engine holds now. ConfigError where the taskset lacks the split."""
+        tasks = self._taskset.load(self._split)[: self._episodes]
+        return figures(await play(self._runner, tasks, self._in_flight, self._seed))
 
 
 async def play(runner: EpisodeRunner, tasks: Sequence[Task], in_flight: int, seed: int) -> list[Trajectory]:

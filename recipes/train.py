@@ -133,9 +133,12 @@ class Run:
             # One process has one torch.distributed world: whoever comes second must find it complete.
             engine = await start_engine(stack, self._recipe, model_dir, version)
             return engine, await self._in_learner(build)
-        async with asyncio.TaskGroup() as starting:
-            engine_started = starting.create_task(start_engine(stack, self._recipe, model_dir, version))
-            learner_built = starting.create_task(self._in_learner(build))
+        try:
+            async with asyncio.TaskGroup() as starting:
+                engine_started = starting.create_task(start_engine(stack, self._recipe, model_dir, version))
+                learner_built = starting.create_task(self._in_learner(build))
+        except BaseExceptionGroup as failures:
+            raise failures.exceptions[0] from None
         return engine_started.result(), learner_built.result()
 
     def _scheduler(self) -> Scheduler:

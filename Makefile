@@ -8,6 +8,7 @@ MAKEFLAGS += --no-print-directory
 SET ?= cpu
 PYTHON ?=
 BIN := .venv/bin
+BENCHMARKS := harness_efficiency journal_memory sandbox_local
 INSTALL := requirements/install.sh $(SET) $(if $(PYTHON),--python $(PYTHON))
 
 .PHONY: help install install-dev quickstart test lint typecheck test-fast bench lock clean
@@ -38,10 +39,10 @@ lint: install-dev  ## ruff
 typecheck: install-dev  ## mypy --strict
 	@mkdir -p .cache/types && ln -sfn "$(CURDIR)" .cache/types/rz_agent
 	@$(BIN)/mypy -p rz_agent
-	@$(BIN)/mypy tests $(wildcard benchmarks/*.py)
+	@$(BIN)/mypy --explicit-package-bases tests $(wildcard benchmarks/*.py)
 
 bench: install-dev  ## the measurements of benchmarks/
-	@for file in benchmarks/*.py; do echo "== $$file"; $(BIN)/python "$$file"; done
+	@for name in $(BENCHMARKS); do echo "== $$name"; $(BIN)/python benchmarks/$$name.py; done
 
 lock: install-dev  ## write what is installed now into the CPU and developer lock files
 	@$(BIN)/python requirements/lock.py

@@ -21,8 +21,8 @@ import torch
 def release(engine: Any) -> None:
     """Shut an LLMEngine of this process down without what vLLM's own shutdown adds.
 
-    That one destroys torch's process groups, which other engines of this process and the learner still use; it
-    would also run later, when the engine is collected.
+    That one destroys torch's process groups, which other engines of this process and the learner still use;
+    it would also run later, when the engine is collected.
     """
     client = engine.engine_core
     client._finalizer.detach()
@@ -35,7 +35,12 @@ def release(engine: Any) -> None:
 @contextmanager
 def building_an_engine(threads: int) -> Iterator[None]:
     """Around the construction of an engine; child processes inherit `threads` as their OpenMP threads."""
-    wanted = {"OMP_NUM_THREADS": str(threads), "VLLM_LOGGING_LEVEL": "WARNING"}
+    wanted = {
+        "OMP_NUM_THREADS": str(threads),
+        "VLLM_LOGGING_LEVEL": "WARNING",
+        # For the one token that a score of a full context samples and throws away; see engine_args.
+        "VLLM_ALLOW_LONG_MAX_MODEL_LEN": "1",
+    }
     before = {name: os.environ.get(name) for name in (*wanted, "LD_PRELOAD")}
     random_state, numpy_state, torch_state = random.getstate(), np.random.get_state(), torch.get_rng_state()
     set_num_threads = torch.set_num_threads

@@ -8,12 +8,13 @@ an error.
 from __future__ import annotations
 
 import io
+import json
 from collections.abc import Sequence
 from typing import Any, cast
 
 import numpy as np
 
-from ..errors import MissingLogprob, NonFinite
+from ..errors import ConfigError, MissingLogprob, NonFinite
 from ..kernels import operations, vllm_settings
 from ..kernels.contract import contract_hash
 from ..trajectory import Float32, Int32, Sampling
@@ -25,7 +26,8 @@ _GIB = 1 << 30
 
 
 def engine_args(config: EngineConfig) -> dict[str, Any]:
-    """Arguments of vLLM's EngineArgs or AsyncEngineArgs."""
+    """Arguments of vLLM's EngineArgs or AsyncEngineArgs. Raises ConfigError for a context the model lacks."""
+    _check_context(config)
     from vllm.v1.executor.uniproc_executor import UniProcExecutor
 
     return {
@@ -50,6 +52,19 @@ def engine_args(config: EngineConfig) -> dict[str, Any]:
         # The class and not the name "uni", which vLLM turns into one more process on a CPU.
         "distributed_executor_backend": UniProcExecutor,
     }
+
+
+def _check_context(config: EngineConfig) -> None:
+    model = json.loads((config.model / "config.json").read_text())
+    longest = {**model, **model.get("text_config", {})}.get("max_position_embeddings")
+    if longest is not None and config.max_model_len > longest:
+        raise ConfigError(
+            source="engine",
+            key="max_model_len",
+            value=config.max_model_len,
+            why=f"is more than the model's max_position_embeddings = {longest}.",
+            remedy=f"Use at most {longest}.",
+        )
 
 
 def contract_of(config: EngineConfig) -> str:

@@ -99,6 +99,12 @@ def test_a_models_generation_config_changes_nothing() -> None:
     assert {2, 3} & {int(t) for c in completions for t in c.token_ids[:-1]}
 
 
+def test_a_context_that_the_model_lacks_is_refused_at_the_start() -> None:
+    config = engine_of("tied").config.model_copy(update={"max_model_len": 1537})
+    with pytest.raises(EngineDead, match="max_position_embeddings = 1536"):
+        asyncio.run(VllmInProcess(config).start())
+
+
 def test_a_completion_ends_where_the_context_does() -> None:
     harness = engine_of("tied")
     prompt = harness.prompts(harness.config.max_model_len - 3)[0]

@@ -39,7 +39,7 @@ class EngineHarness:
         self.config = EngineConfig(
             model=write_model(root / "model", shape, self.weights[0]),
             dtype="bfloat16" if shape.dtype == torch.bfloat16 else "float32",
-            max_model_len=1536,
+            max_model_len=shape.max_positions,
             max_num_seqs=40,
             max_num_batched_tokens=160,
             kv_cache_gb=0.1,

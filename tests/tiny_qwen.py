@@ -32,7 +32,7 @@ class Shape:
     width: int = 384
     vocab: int = 300
     tied: bool = True
-    max_positions: int = 4096
+    max_positions: int = 1536
     eps: float = 1e-6
     base: float = 10000.0
 

@@ -135,6 +135,9 @@ def _resumed(
 
 def _train(recipe: Recipe, root: Path, run_dir: Path | None) -> None:
     """Run it with the display and the signal handlers around it, then tell how it went."""
+    if int(os.environ.get("RANK", "0")) > 0:
+        _follow(recipe)
+        return
     from .recipes import runs
     from .recipes.library_output import libraries_write_to
     from .recipes.progress import observer
@@ -158,6 +161,15 @@ def _train(recipe: Recipe, root: Path, run_dir: Path | None) -> None:
     if summary.exit_code == INTERRUPTED:
         typer.echo(f"\nstopped on request; go on with: rz-agent train --resume {run_dir}")
     raise typer.Exit(summary.exit_code)
+
+
+def _follow(recipe: Recipe) -> None:
+    """Torchrun started several processes: rank 0 is the run, this one helps its learner."""
+    from .recipes.learner_side import follow_rank_0
+
+    # The launcher passes its signals to everyone: rank 0 saves a checkpoint, which needs all ranks.
+    with _first_interrupt_asks(threading.Event()):
+        follow_rank_0(recipe)
 
 
 @contextlib.contextmanager

@@ -7,6 +7,9 @@ softened into a number: a token without a finite log-probability cannot be train
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from functools import partial
+
 
 class RzError(Exception):
     """Base of every error that rz-agent raises on purpose."""
@@ -28,6 +31,13 @@ class ConfigError(RzError):
         self.source, self.key, self.value, self.remedy, self.why = source, key, value, remedy, why
         reason = f" {why}" if why else ""
         super().__init__(f"{source}: {key} = {value!r}{reason}\n  {remedy}")
+
+    def __reduce__(self) -> tuple[Callable[[], ConfigError], tuple[()]]:
+        """Errors travel between processes; pickle would call the class with the message alone."""
+        again = partial(
+            ConfigError, source=self.source, key=self.key, value=self.value, remedy=self.remedy, why=self.why
+        )
+        return again, ()
 
 
 class RunStopped(RzError):

@@ -121,7 +121,7 @@ class Journal:
         *,
         version: int,
         weights_checksum: str,
-        metrics: Mapping[str, float],
+        metrics: Mapping[str, Any],
     ) -> None:
         """Record that an update is done; only then may `version` (= update + 1) be published."""
         self._write(completion(update, version, weights_checksum, metrics))

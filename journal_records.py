@@ -57,7 +57,7 @@ class UpdateRecord:
     group_ids: tuple[str, ...]
     version: int
     weights_checksum: str
-    metrics: Mapping[str, float]
+    metrics: Mapping[str, Any]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

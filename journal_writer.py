@@ -170,8 +170,8 @@ def consumption(update: int, group_ids: tuple[str, ...]) -> Job:
     return job
 
 
-def completion(update: int, version: int, weights_checksum: str, metrics: Mapping[str, float]) -> Job:
-    row = (update, version, weights_checksum, _json_of(metrics))
+def completion(update: int, version: int, weights_checksum: str, metrics: Mapping[str, Any]) -> Job:
+    row = (update, version, weights_checksum, json.dumps(dict(metrics), default=float))
 
     def job(db: sqlite3.Connection) -> None:
         _check_next(db, update, "complete")

@@ -46,7 +46,8 @@ def row(label: str, lines: Sequence[dict[str, Any]]) -> str:
     audited = sum(line.get("audit/tokens", 0) for line in lines)
     differing = sum(line.get("audit/differing", 0) for line in lines)
     return (
-        f"{label:24} {len(lines):5d} {statistics.fmean(rewards[:5]):9.3f} {statistics.fmean(rewards[-20:]):9.3f} "
+        f"{label:24} {len(lines):5d} "
+        f"{statistics.fmean(rewards[:5]):9.3f} {statistics.fmean(rewards[-20:]):9.3f} "
         f"{statistics.median(d3):10.2e} {max(d3):10.2e} {max(column(lines, 'lag/max')):6.0f} "
         f"{differing:.0f} of {audited:.0f}"
     )

@@ -20,7 +20,7 @@ from collections.abc import Sequence
 from contextlib import AsyncExitStack
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 from rz_agent.envs import AgentEnv, ListTaskset, Task
 from rz_agent.journal import Journal
@@ -42,7 +42,7 @@ class NullEnv(AgentEnv):
     taskset = ListTaskset([Task(id=str(n), prompt=QUESTION.format(n=n)) for n in range(1000)], name="null")
     max_turns = 3
 
-    def reply(self, text: str) -> str | None:
+    def reply(self, text: str) -> str | None:  # type: ignore[override]  # plain where the base is async
         return "Go on."
 
 
@@ -90,7 +90,7 @@ async def whole_loop(recipe: Recipe, model: Path, engine: Recorder, environment:
         dispatcher = Dispatcher(
             scheduler=scheduler,
             journal=journal,
-            run_episode=episode_runner(recipe, model, engine, environment).run,
+            run_episode=episode_runner(recipe, model, cast(Engine, engine), environment).run,
             task_at=environment.taskset.order(recipe.seed).task_at,
             group_size=recipe.rollout.group_size,
             episodes_in_flight=recipe.rollout.episodes_in_flight,

@@ -38,7 +38,7 @@ def trajectory(number: int, tokens: int, *, turns: bool) -> Trajectory:
     positions = np.arange(tokens)
     mask = positions % 10 > 2 if turns else positions >= tokens // 10
     segment = Segment(
-        token_ids=random.integers(0, 150_000, tokens),
+        token_ids=random.integers(0, 150_000, tokens).astype(np.int32),
         action_mask=mask,
         behaviour_logprobs=np.where(mask, -random.exponential(size=tokens), np.nan),
         policy_version=np.where(mask, number // 1000, -1),

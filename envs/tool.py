@@ -14,6 +14,7 @@ Invariant: whatever the policy sends, `ToolSpec.arguments` returns arguments tha
 
 from __future__ import annotations
 
+import functools
 import inspect
 import re
 from collections.abc import Callable, Mapping
@@ -80,6 +81,7 @@ def tool(function: Function) -> Function:
     return function
 
 
+@functools.cache  # every episode makes its environment, and a schema costs more than an episode's turn
 def tool_spec(function: Callable[..., Any], *, method: str | None = None) -> ToolSpec:
     """The spec of a marked function. A parameter called `self` is the environment's, not the policy's."""
     name = function.__name__

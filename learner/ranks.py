@@ -11,7 +11,7 @@ Invariants: no call returns before every rank has made it; a call that fails in 
 ratio that is not finite) raises the learner's own error on rank 0 and the ranks stay in step; a call that
 fails on some ranks only ends all of them with `RankFailed`.
 Waits: followers for rank 0, without limit (episodes may take hours), and each rank for the others at the end
-of a call, at most `grace`. A rank that is killed closes its connections, which wakes everyone who waits for it.
+of a call, at most `grace`. A rank that is killed closes its connections, which wakes all who wait for it.
 """
 
 from __future__ import annotations
@@ -84,7 +84,7 @@ class LearnerOfRanks(ABC):
 
     @abstractmethod
     def _everywhere(self, call: Call) -> Any:
-        """Rank 0's answer, once every rank has made the call. Raises RankFailed, or what all of them raised."""
+        """Rank 0's answer, once every rank has made the call. Raises RankFailed, or what all raised."""
 
     @abstractmethod
     def close(self) -> None:
@@ -206,7 +206,7 @@ def follow(learner: AnyLearner, link: Link) -> None:
             link.make(call, learner)
         except RankFailed:
             raise
-        except Exception:  # noqa: S112  every rank failed alike: rank 0 raises it and decides
+        except Exception:  # every rank failed alike: rank 0 raises it and decides
             continue
 
 

@@ -38,7 +38,7 @@ from ..errors import RunStopped
 from ..journal import GroupProgress, Journal
 from ..learner.audit import Audit, AuditReport, ColdScore, Difference
 from ..learner.diagnostics import Metrics
-from ..learner.learner import Learner
+from ..learner.ranks import AnyLearner
 from ..rollout.dispatcher import Dispatcher, Tally
 from ..rollout.engine import Engine
 from ..rollout.scheduler import Scheduler
@@ -60,7 +60,7 @@ class Boxes:
     """The parts of a run, already built and, after a resume, already where the journal left off."""
 
     engine: Engine
-    learner: Learner
+    learner: AnyLearner
     scheduler: Scheduler
     dispatcher: Dispatcher
     journal: Journal
@@ -202,7 +202,7 @@ class Controller:
             update,
             version=version,
             weights_checksum=manifest.digest,
-            metrics={name: value for name, value in metrics.items() if isinstance(value, float)},
+            metrics=metrics,
         )
         return manifest
 

@@ -1,6 +1,7 @@
 """Bring the learner of a run to where its journal left off; `rollout.resume` does so for the scheduler.
 
     restore_learner     newest checkpoint, then every later batch again: the same checksums
+    write_missing_figures   updates that are durable and not yet in metrics.jsonl
     unfinished          groups with episodes still to run
 
 Invariants: nothing is sampled before the learner stands at the last published version; a finished
@@ -16,14 +17,16 @@ from pathlib import Path
 
 from ..errors import RunStopped
 from ..journal import GroupProgress, Journal, Resume, UpdateRecord
-from ..learner.learner import Learner
+from ..learner.audit import Audit
+from ..learner.ranks import AnyLearner
 from ..trajectory import Group
 from ..weight_store import WeightManifest, WeightStore, tensor_checksums, weights_digest
+from .metrics_writer import MetricsWriter
 from .progress import Observer
 
 
 def restore_learner(
-    learner: Learner, journal: Journal, store: WeightStore, run_dir: Path, observer: Observer
+    learner: AnyLearner, journal: Journal, store: WeightStore, run_dir: Path, observer: Observer
 ) -> WeightManifest:
     """Load the checkpoint and repeat the batches after it; returns the manifest of the present weights.
 
@@ -39,7 +42,7 @@ def restore_learner(
     return store.put(learner.version, learner.weights())
 
 
-def replay(learner: Learner, record: UpdateRecord, groups: Sequence[Group], store: WeightStore) -> None:
+def replay(learner: AnyLearner, record: UpdateRecord, groups: Sequence[Group], store: WeightStore) -> None:
     """Make a recorded update again and keep its weights; RunStopped unless they are the recorded ones."""
     learner.train(groups)
     weights = learner.weights()
@@ -51,6 +54,15 @@ def replay(learner: Learner, record: UpdateRecord, groups: Sequence[Group], stor
             "differs from the one that made the run; go on there, or start a new run from its export."
         )
     store.put(learner.version, weights)
+
+
+def write_missing_figures(journal: Journal, audit: Audit, figures: MetricsWriter) -> None:
+    """Figures of durable updates that a kill left unwritten: the learner's as recorded, the audit anew."""
+    for record in journal.updates()[figures.last_update :]:
+        report = audit.check([journal.group(name) for name in record.group_ids])
+        figures.write(
+            {**record.metrics, **report.metrics(), "update": record.version, "policy_version": record.version}
+        )
 
 
 def unfinished(point: Resume) -> list[GroupProgress]:

@@ -29,7 +29,15 @@ async def open_environment(stack: AsyncExitStack, recipe: Recipe) -> EnvFactory:
 
 async def start_engine(stack: AsyncExitStack, recipe: Recipe, model_dir: Path, version: int) -> Engine:
     """A started engine. `version` is the one that the run stands at; the caller publishes its weights."""
-    engine = make_engine(engine_config(recipe, model_dir, version))
+    config = engine_config(recipe, model_dir, version)
+    engine: Engine
+    if recipe.runtime == "ray":
+        from .cluster import connected, engine_pool
+
+        cluster = stack.enter_context(connected(recipe))
+        engine = engine_pool(cluster, config, recipe.rollout.engine.replicas)
+    else:
+        engine = make_engine(config)
     stack.push_async_callback(engine.close)
     await engine.start()
     return engine

@@ -145,3 +145,8 @@ class RaySection(Section):
         min_length=1,
         description='"auto", "ray://HOST:PORT" or HOST:PORT; left out: a cluster on this machine',
     )
+    learner_replicas: int = Field(
+        1,
+        ge=1,
+        description="data-parallel copies of the learner, each of tensor_parallel * pipeline_parallel ranks",
+    )

@@ -22,7 +22,7 @@ from ..envs.factory import EnvFactory
 from ..errors import ConfigError, RunStopped
 from ..journal import Journal
 from ..learner.audit import Audit
-from ..learner.learner import Learner
+from ..learner.ranks import AnyLearner
 from ..rollout.dispatcher import Dispatcher
 from ..rollout.engine import Engine
 from ..rollout.episode import EpisodeRunner
@@ -33,13 +33,14 @@ from ..weight_store import WeightStore
 from . import summary_plot
 from .controller import Boxes, Controller, LearnerThread, publish
 from .evaluate import Evaluation
+from .learner_side import check_launcher, learner_of, let_go
 from .metrics_writer import MetricsWriter
 from .model_source import model_folder
 from .progress import Observer
 from .recipe import Recipe
-from .resume import restore_learner, unfinished
+from .resume import restore_learner, unfinished, write_missing_figures
 from .rollout_side import episode_runner, open_environment, start_engine
-from .runs import JOURNAL
+from .runs import JOURNAL, save_recipe
 from .summary import Summary, summarize, versions
 
 EXIT_CODES = {"done": 0, "data ended": 0, "interrupted": 130}
@@ -49,6 +50,7 @@ def train(recipe: Recipe, *, run_dir: Path, resume: bool, observer: Observer) ->
     """Run to the end, to a breaker or to a person's request; writes summary.json and summary.png.
 
     resume  go on with the run in `run_dir`; a new run in a folder that already holds one is refused
+    Under torchrun the ranks above 0 call `learner_side.follow_rank_0` instead.
     """
     return asyncio.run(Run(recipe, run_dir, observer).train(resume=resume))
 
@@ -89,6 +91,8 @@ class Run:
                 why="already holds a run",
                 remedy=f"Go on with it (rz-agent train --resume {self._dir}) or name the new one otherwise.",
             )
+        self._dir.mkdir(parents=True, exist_ok=True)
+        save_recipe(self._dir, self._recipe)
         return Journal.open(
             path, run={"recipe": self._recipe.model_dump(mode="json"), "packages": versions()}
         )
@@ -104,6 +108,7 @@ class Run:
         environment = await open_environment(stack, recipe)
         observer.phase("starting the engine and the learner")
         engine, learner = await self._start(stack, model_dir, point.update)
+        stack.push_async_callback(self._in_learner, let_go, learner)
         self._check_contracts(engine, learner)
         manifest = await self._in_learner(restore_learner, learner, journal, store, self._dir, observer)
         scheduler = self._scheduler()
@@ -124,18 +129,25 @@ class Run:
             figures=stack.enter_context(self._figures(point.update)),
             observer=observer,
         )
+        await self._in_learner(write_missing_figures, boxes.journal, boxes.audit, boxes.figures)
         return boxes, (unfinished(point), point.in_training)
 
-    async def _start(self, stack: AsyncExitStack, model_dir: Path, version: int) -> tuple[Engine, Learner]:
+    async def _start(self, stack: AsyncExitStack, model_dir: Path, version: int) -> tuple[Engine, AnyLearner]:
         """The two slow parts, side by side where they are in two processes."""
-        build = partial(Learner, model_dir, self._recipe.learner_config())
-        if self._recipe.rollout.engine.mode == "inprocess":
+        recipe = self._recipe
+        check_launcher(recipe)
+        if recipe.runtime == "ray":
+            from .cluster import connected
+
+            stack.enter_context(connected(recipe))
+        build = partial(learner_of, recipe, model_dir, self._dir)
+        if recipe.runtime == "local" and recipe.rollout.engine.mode == "inprocess":
             # One process has one torch.distributed world: whoever comes second must find it complete.
-            engine = await start_engine(stack, self._recipe, model_dir, version)
+            engine = await start_engine(stack, recipe, model_dir, version)
             return engine, await self._in_learner(build)
         try:
             async with asyncio.TaskGroup() as starting:
-                engine_started = starting.create_task(start_engine(stack, self._recipe, model_dir, version))
+                engine_started = starting.create_task(start_engine(stack, recipe, model_dir, version))
                 learner_built = starting.create_task(self._in_learner(build))
         except BaseExceptionGroup as failures:
             raise failures.exceptions[0] from None
@@ -172,7 +184,7 @@ class Run:
         config: Mapping[str, Any] = self._recipe.model_dump(mode="json")
         return MetricsWriter(self._dir, self._recipe.tracking, keep_through=update, config=config)
 
-    def _check_contracts(self, engine: Engine, learner: Learner) -> None:
+    def _check_contracts(self, engine: Engine, learner: AnyLearner) -> None:
         if self._recipe.kernels == "aligned" and engine.contract != learner.contract:
             raise ConfigError(
                 source="recipe",

@@ -2,16 +2,15 @@
 
     generate, score --> the engine that fits best      update --> all of them at once, back when all have it
 
-Routing: a turn of a conversation goes where the turn before it was computed, because that engine's cache holds
-its prefix (`prefix_affinity.py`); a prompt that no engine knows, or whose engine is busier than the idlest by
-more than `SLACK` requests, goes to the idlest. A hash of the prompt's beginning would need no memory, but
-all conversations of an environment begin with the same words, so it would send them all to one engine.
+Routing: a turn of a conversation goes where the turn before it was computed, because the cache of that
+engine holds its prefix (`prefix_affinity.py`); a prompt that no engine knows, or whose engine is busier than
+the idlest by more than `SLACK` requests, goes to the idlest. A hash of the prompt's beginning would need no
+memory, but all conversations of an environment begin with the same words: it would send them to one engine.
 
-Invariants. `version` is the lowest that any engine serves and never falls. A replacement serves only
-after it has loaded the newest weights that the pool was given, so at no version below `version`: where the pool
-is one engine to the scheduler, e of the lag certificate is what the pool last acknowledged. A request whose
-engine died is sampled again from its first token, by another engine: no token of a dead engine is returned,
-and every token of a completion is at `version` or newer.
+Invariants. `version` is the lowest that any engine serves and never falls. A replacement serves only after
+it has loaded the newest weights that all others have: to the scheduler the pool is one engine, and e of the
+lag certificate is the version that `update` last returned with. A request whose engine died is sampled again
+from its first token, by another engine: no token of a dead engine is returned.
 One replacement starts at a time. `MAX_DEATHS` deaths between two updates, or a death with nothing to
 replace it, end the pool: everyone who waits and everyone who comes later gets `EngineDead`.
 Waits: requests for an engine when there is none; an update for every engine, replacements included.
@@ -187,7 +186,7 @@ class EnginePool:
     # --- death and replacement ------------------------------------------------------------------------
 
     def _lost(self, seat: _Seat, death: EngineDead) -> None:
-        """Take a dead engine out and have another one started. All of its requests come here: the first counts."""
+        """Take a dead engine out and have another one started; the first of its requests to say so counts."""
         if seat not in self._seats:
             return
         self._seats.remove(seat)

@@ -12,6 +12,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 from rz_agent.journal import GroupRecord, Journal
 from rz_agent.trajectory import Segment, Trajectory
 
@@ -38,10 +39,10 @@ def episode(group: str, index: int = 0, *, version: int = 0, masked: bool = Fals
         task_id=f"task{group[1:]}",
         segments=(
             Segment(
-                token_ids=[5, 6, 7],
-                action_mask=[False, True, True],
-                behaviour_logprobs=[nan, -0.5, -1.5],
-                policy_version=[-1, version, version + 1],
+                token_ids=np.array([5, 6, 7], np.int32),
+                action_mask=np.array([False, True, True]),
+                behaviour_logprobs=np.array([nan, -0.5, -1.5], np.float32),
+                policy_version=np.array([-1, version, version + 1], np.int32),
             ),
         ),
         reward=0.0 if masked else 1.0,

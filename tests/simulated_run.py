@@ -13,6 +13,7 @@ import itertools
 import random
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from functools import partial
 
 from rz_agent.rollout.lag_certificate import UntrainedGroup
 from rz_agent.rollout.scheduler import Schedule, Scheduler, Ticket
@@ -207,7 +208,7 @@ class Life:
         while self.restarting and self.in_flight < self.world.slots:
             self._start_group(self.restarting.pop(0))
         while self.in_flight < self.world.slots and (ticket := self.scheduler.admit()) is not None:
-            self.run.record(lambda t=ticket: self.run.records.admit(t))
+            self.run.record(partial(self.run.records.admit, ticket))
             self._start_group(ticket.group_id)
         if not self.scheduler.in_training and (batch := self.scheduler.next_batch()) is not None:
             update = self.scheduler.update
@@ -232,7 +233,7 @@ class Life:
 
     def _publish(self, version: int) -> None:
         for name in list(self.engines):
-            self._after(self._delay(), lambda n=name: self._load(n, version))
+            self._after(self._delay(), partial(self._load, name, version))
         if len(self.engines) > 1 and self.random.random() < self.world.lost_share:
             lost = self.random.choice(sorted(self.engines))
             del self.engines[lost]
@@ -255,7 +256,7 @@ class Life:
             turns = self.random.randint(1, 4)
             pause = self.random.paretovariate(self.world.tail) / turns
             boot = self.random.random() * 3
-            self._after(boot, lambda i=index, t=turns, p=pause: self._turn(name, i, t, p, []))
+            self._after(boot, partial(self._turn, name, index, turns, pause, []))
 
     def _turn(self, name: str, index: int, left: int, pause: float, tokens: list[int]) -> None:
         if not tokens:

@@ -10,6 +10,7 @@ import asyncio
 from contextlib import AsyncExitStack
 from pathlib import Path
 
+from rz_agent.envs import Task
 from rz_agent.learner.learner import Learner
 from rz_agent.recipes.recipe import Recipe
 from rz_agent.recipes.rollout_side import episode_runner, open_environment, start_engine
@@ -23,7 +24,7 @@ UNHEARD = Signals(first_request=lambda: None, first_token=lambda version: None)
 
 async def synchronous_loop(recipe: Recipe, model_dir: Path, scratch: Path) -> list[dict[str, object]]:
     """The learner's figures of each update, and the digest of the weights that it made."""
-    figures = []
+    figures: list[dict[str, object]] = []
     async with AsyncExitStack() as stack:
         environment = await open_environment(stack, recipe)
         engine = await start_engine(stack, recipe, model_dir, version=0)
@@ -41,7 +42,7 @@ async def synchronous_loop(recipe: Recipe, model_dir: Path, scratch: Path) -> li
     return figures
 
 
-async def sample(runner: EpisodeRunner, recipe: Recipe, position: int, task: object) -> Group:
+async def sample(runner: EpisodeRunner, recipe: Recipe, position: int, task: Task) -> Group:
     """All episodes of one group, side by side."""
     name = f"g{position:07d}"
     requests = [

@@ -9,12 +9,11 @@ import asyncio
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 import torch
-from tiny_learner import VOCABULARY, build_model
-
 from rz_agent.kernels import operations
 from rz_agent.learner.audit import Audit, AuditReport, ColdScore, chosen, different_bits
 from rz_agent.learner.learner import Learner
@@ -25,7 +24,8 @@ from rz_agent.rollout.engine_config import EngineConfig
 from rz_agent.rollout.segment_builder import SegmentBuilder
 from rz_agent.rollout.vllm_inprocess import VllmInProcess
 from rz_agent.trajectory import Group, Sampling, Trajectory
-from rz_agent.weight_store import WeightStore
+from rz_agent.weight_store import WeightManifest, WeightStore
+from tiny_learner import VOCABULARY, build_model
 
 Tamper = Callable[[Completion], Completion]
 
@@ -79,7 +79,11 @@ class Bench:
                 builder.context([5, 6, 7])
             trajectories.append(
                 Trajectory(
-                    episode_id=f"g-{index}", group_id="g", task_id="t", segments=(builder.build(),), reward=1.0
+                    episode_id=f"g-{index}",
+                    group_id="g",
+                    task_id="t",
+                    segments=(builder.build(),),
+                    reward=1.0,
                 )
             )
         return Group(group_id="g", task_id="t", trajectories=tuple(trajectories))
@@ -137,7 +141,7 @@ def test_a_skipped_weight_update_reads_as_the_version_before(
 ) -> None:
     honest = bench.engine._update
 
-    def skip(manifest: object) -> None:
+    def skip(manifest: WeightManifest) -> None:
         bench.engine._version = manifest.version
         bench.engine._tag_version()
         bench.engine._engine.reset_prefix_cache(reset_running_requests=True)
@@ -153,7 +157,7 @@ def test_a_skipped_weight_update_reads_as_the_version_before(
 def test_a_wrong_temperature_is_named(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
     honest = vllm_request.sampling_params
 
-    def cooler(config: object, sampling: Sampling, **rest: object) -> object:
+    def cooler(config: EngineConfig, sampling: Sampling, **rest: Any) -> Any:
         return honest(config, replace(sampling, temperature=0.7), **rest)
 
     monkeypatch.setattr(vllm_request, "sampling_params", cooler)
@@ -204,7 +208,9 @@ def test_other_kernels_are_told_from_a_stale_cache(bench: Bench, monkeypatch: py
     assert bench.cause(group).startswith("kernels")
 
 
-def test_tokens_of_versions_that_are_not_kept_are_not_counted_as_audited(bench: Bench, tmp_path: Path) -> None:
+def test_tokens_of_versions_that_are_not_kept_are_not_counted_as_audited(
+    bench: Bench, tmp_path: Path
+) -> None:
     group = bench.sample()
     elsewhere = WeightStore(tmp_path)
     elsewhere.put(0, bench.store.load(0))

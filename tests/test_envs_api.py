@@ -62,7 +62,7 @@ async def first_step(env: AgentEnv, text: str) -> Any:
 
 @settings(max_examples=30, deadline=None)
 @given(size=st.integers(1, 20), seed=st.integers(0, 5), start=st.integers(0, 60))
-def test_an_order_resumed_at_a_position_goes_on_as_if_never_stopped(size: int, seed: int, start: int):
+def test_an_order_resumed_at_a_position_goes_on_as_if_never_stopped(size: int, seed: int, start: int) -> None:
     tasks = ListTaskset([Task(id=str(i), prompt="") for i in range(size)], name="t")
     whole = [tasks.order(seed)[p].id for p in range(start + 10)]
     resumed = tasks.order(seed)
@@ -71,19 +71,19 @@ def test_an_order_resumed_at_a_position_goes_on_as_if_never_stopped(size: int, s
 
 @settings(max_examples=30, deadline=None)
 @given(size=st.integers(1, 20), epoch=st.integers(0, 5))
-def test_every_task_is_met_once_an_epoch(size: int, epoch: int):
+def test_every_task_is_met_once_an_epoch(size: int, epoch: int) -> None:
     order = ListTaskset([Task(id=str(i), prompt="") for i in range(size)], name="t").order(seed=1)
     met = sorted(int(order[p].id) for p in range(epoch * size, (epoch + 1) * size))
     assert met == list(range(size))
 
 
-def test_epochs_and_seeds_have_orders_of_their_own():
+def test_epochs_and_seeds_have_orders_of_their_own() -> None:
     tasks = ListTaskset([Task(id=str(i), prompt="") for i in range(30)], name="t")
     orders = [[tasks.order(s)[30 * e + i].id for i in range(30)] for s in (0, 1) for e in (0, 1)]
     assert len({tuple(order) for order in orders}) == 4
 
 
-def test_a_jsonl_file_fills_tasks_and_keeps_the_other_columns(tmp_path: Path):
+def test_a_jsonl_file_fills_tasks_and_keeps_the_other_columns(tmp_path: Path) -> None:
     file = tmp_path / "problems.jsonl"
     rows = [
         {"prompt": "2+2?", "answer": 4, "level": "easy"},
@@ -103,14 +103,14 @@ def test_a_jsonl_file_fills_tasks_and_keeps_the_other_columns(tmp_path: Path):
 
 
 @pytest.mark.parametrize("line", ["{", "[]", '{"answer": "4"}', '{"prompt": 3, "answer": "4"}'])
-def test_a_bad_line_of_a_file_is_named(tmp_path: Path, line: str):
+def test_a_bad_line_of_a_file_is_named(tmp_path: Path, line: str) -> None:
     file = tmp_path / "problems.jsonl"
     file.write_text('{"prompt": "a", "answer": "b"}\n' + line)
     with pytest.raises(ConfigError, match=r"problems.jsonl:2: prompt"):
         from_jsonl(file)
 
 
-def test_reasoning_gym_entries_depend_on_seed_and_position_only():
+def test_reasoning_gym_entries_depend_on_seed_and_position_only() -> None:
     first, second = (from_reasoning_gym("gcd").order(seed=4) for _ in range(2))
     assert first[9] == second[9]
     assert first[9] != first[8]
@@ -133,7 +133,7 @@ def move(x: int, how: Literal["fast", "slow"] = "slow", tags: list[str] | None =
     return f"{x}/{how}/{tags}"
 
 
-def test_a_signature_is_the_schema():
+def test_a_signature_is_the_schema() -> None:
     function = tool_spec(move).openai()["function"]
     assert (function["name"], function["description"]) == ("move", "Move the thing.")
     properties = function["parameters"]["properties"]
@@ -146,12 +146,12 @@ def test_a_signature_is_the_schema():
 @pytest.mark.parametrize(
     "given", [{}, {"x": "far"}, {"x": 1, "y": 2}, {"x": 1, "how": "never"}, {"x": 1, "tags": [1]}]
 )
-def test_arguments_that_do_not_fit_are_told_to_the_policy(given: dict[str, object]):
+def test_arguments_that_do_not_fit_are_told_to_the_policy(given: dict[str, object]) -> None:
     with pytest.raises(ToolError, match="the arguments of move do not fit"):
         tool_spec(move).arguments(given)
 
 
-def test_a_tool_the_policy_could_not_understand_is_refused():
+def test_a_tool_the_policy_could_not_understand_is_refused() -> None:
     with pytest.raises(TypeError, match="no docstring"):
         tool(lambda: "")
     with pytest.raises(TypeError, match="x has no type"):
@@ -169,7 +169,7 @@ def score(*functions: Any, deadline_s: float = 5.0) -> Any:
     return asyncio.run(rubric.score(ONE_TASK.load("train")[0], Episode(messages=(), answer="done")))
 
 
-def test_rewards_are_weighted_and_metrics_are_not():
+def test_rewards_are_weighted_and_metrics_are_not() -> None:
     @reward(weight=2.0)
     def half(task: Task, episode: Episode) -> float:
         return 0.5
@@ -190,7 +190,7 @@ def test_rewards_are_weighted_and_metrics_are_not():
     )
 
 
-def test_a_rubric_that_misses_its_deadline_is_an_infrastructure_failure():
+def test_a_rubric_that_misses_its_deadline_is_an_infrastructure_failure() -> None:
     @reward
     async def slow(task: Task, episode: Episode) -> float:
         await asyncio.sleep(60)
@@ -200,7 +200,7 @@ def test_a_rubric_that_misses_its_deadline_is_an_infrastructure_failure():
         score(slow, deadline_s=0.05)
 
 
-def test_a_reward_that_is_not_finite_is_an_error_with_its_name():
+def test_a_reward_that_is_not_finite_is_an_error_with_its_name() -> None:
     @reward
     def broken(task: Task, episode: Episode) -> float:
         return float("nan")
@@ -251,7 +251,7 @@ class Toolbox(Base):
         ),
     ],
 )
-def test_whatever_the_policy_calls_is_answered_and_the_episode_goes_on(text: str, answers: list[str]):
+def test_whatever_the_policy_calls_is_answered_and_the_episode_goes_on(text: str, answers: list[str]) -> None:
     observation, value, terminated, truncated, info = asyncio.run(first_step(Toolbox(), text))
     shown = [message["content"] for message in observation["messages"]]
     assert [content.startswith(answer) for content, answer in zip(shown, answers, strict=True)] == [
@@ -261,20 +261,20 @@ def test_whatever_the_policy_calls_is_answered_and_the_episode_goes_on(text: str
     assert (value, terminated, truncated, "mask" in info) == (0.0, False, False, False)
 
 
-def test_a_turn_without_a_call_ends_the_episode_with_its_reward():
+def test_a_turn_without_a_call_ends_the_episode_with_its_reward() -> None:
     _, value, terminated, truncated, info = asyncio.run(first_step(Toolbox(), "<think>hm</think> done "))
     assert (value, terminated, truncated, info["ended"]) == (1.0, True, False, "answered")
     assert info["metrics"] == {"turns": 1.0, "tool_calls": 0.0, "malformed_calls": 0.0, "submitted": 0.0}
 
 
-def test_a_tool_can_end_the_episode_and_leave_state_for_the_rubric():
+def test_a_tool_can_end_the_episode_and_leave_state_for_the_rubric() -> None:
     text = tool_call("submit", text="abc") + tool_call("move", x=1)
     observation, _, terminated, _, info = asyncio.run(first_step(Toolbox(), text))
     assert [message["content"] for message in observation["messages"]] == ["thanks"]
     assert (terminated, info["ended"], info["metrics"]["submitted"]) == (True, "finished", 3.0)
 
 
-def test_turns_run_out_and_a_finished_episode_must_be_reset():
+def test_turns_run_out_and_a_finished_episode_must_be_reset() -> None:
     async def body() -> None:
         env = Toolbox()
         await env.areset()
@@ -287,14 +287,14 @@ def test_turns_run_out_and_a_finished_episode_must_be_reset():
     asyncio.run(body())
 
 
-def test_a_bug_in_a_tool_masks_the_episode_and_is_no_reward_of_zero():
+def test_a_bug_in_a_tool_masks_the_episode_and_is_no_reward_of_zero() -> None:
     _, _, terminated, truncated, info = asyncio.run(first_step(Toolbox(), tool_call("crash")))
     assert (terminated, truncated) == (False, True)
     assert "tool crash raised KeyError" in info["mask"]
     assert "metrics" not in info
 
 
-def test_an_episode_ended_from_outside_is_scored_as_it_stands():
+def test_an_episode_ended_from_outside_is_scored_as_it_stands() -> None:
     async def body() -> Any:
         env = Toolbox()
         await env.areset()
@@ -306,11 +306,11 @@ def test_an_episode_ended_from_outside_is_scored_as_it_stands():
 
 
 class Talk(Base):
-    def reply(self, text: str) -> str | None:
+    def reply(self, text: str) -> str | None:  # type: ignore[override]  # plain where the base is async
         return None if text == "done" else f"you said {text}"
 
 
-def test_an_environment_can_talk_back_over_several_turns():
+def test_an_environment_can_talk_back_over_several_turns() -> None:
     async def body() -> list[Any]:
         env = Talk()
         await env.areset()
@@ -344,7 +344,7 @@ class Guarded(Base):
         return ""
 
 
-def test_a_cancelled_step_leaves_nothing_behind():
+def test_a_cancelled_step_leaves_nothing_behind() -> None:
     async def body() -> list[str]:
         env = Guarded()
         await env.areset()
@@ -359,7 +359,7 @@ def test_a_cancelled_step_leaves_nothing_behind():
     assert asyncio.run(body()) == ["begin", "end"]
 
 
-def test_a_setup_that_fails_is_masked_and_undone():
+def test_a_setup_that_fails_is_masked_and_undone() -> None:
     async def body() -> Any:
         env = Guarded()
         task = Task(id="t", prompt="Go.", metadata={"setup": "fails"})
@@ -372,7 +372,7 @@ def test_a_setup_that_fails_is_masked_and_undone():
     assert log == ["begin", "end"]
 
 
-def test_a_tool_past_its_deadline_is_told_and_the_episode_goes_on():
+def test_a_tool_past_its_deadline_is_told_and_the_episode_goes_on() -> None:
     async def body() -> Any:
         env = Guarded()
         await env.areset(options={"task": {"id": "t", "prompt": "Go.", "deadlines": {"tool_s": 0.05}}})
@@ -391,7 +391,7 @@ class Synchronous(Base):
         return super().step(action)
 
 
-def test_a_synchronous_environment_gets_async_twins_that_block_nobody():
+def test_a_synchronous_environment_gets_async_twins_that_block_nobody() -> None:
     async def body() -> tuple[float, list[float]]:
         envs = [Synchronous() for _ in range(20)]
         for env in envs:
@@ -408,7 +408,7 @@ def test_a_synchronous_environment_gets_async_twins_that_block_nobody():
     assert seconds < 20 * 0.2
 
 
-def test_a_cancelled_plain_function_is_waited_for():
+def test_a_cancelled_plain_function_is_waited_for() -> None:
     finished = threading.Event()
 
     def plain() -> None:
@@ -428,7 +428,7 @@ def test_a_cancelled_plain_function_is_waited_for():
 
 @settings(max_examples=30, deadline=None)
 @given(st.text() | st.sampled_from([tool_call("move", x=1), "<tool_call>", "<think>"]))
-def test_any_text_is_a_legal_action(text: str):
+def test_any_text_is_a_legal_action(text: str) -> None:
     env = Toolbox()
     env.reset(seed=0)
     observation, value, terminated, truncated, _ = env.step(text)
@@ -437,15 +437,17 @@ def test_any_text_is_a_legal_action(text: str):
     env.close()
 
 
-def test_the_example_in_the_documentation_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+def test_the_example_in_the_documentation_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     page = (Path(__file__).parents[1] / "docs/environments.md").read_text()
-    source = re.search(r"```python\n(# guess.py.*?)```", page, re.S)[1]
-    (tmp_path / "guess.py").write_text(source)
+    example = re.search(r"```python\n(# guess.py.*?)```", page, re.S)
+    assert example is not None
+    (tmp_path / "guess.py").write_text(example[1])
     monkeypatch.syspath_prepend(str(tmp_path))
 
     async def play() -> Any:
         async with load("guess:GuessEnv", hints=True) as factory:
             task = factory.taskset.order(seed=0)[0]
+            assert task.answer is not None
             env = factory.create()
             await env.areset(options={"task": task})
             low = await env.astep(tool_call("guess", number=0))

@@ -21,7 +21,7 @@ def make(**options: Any) -> gymnasium.Env[Any, Any]:
     return gymnasium.make(ID, **options)
 
 
-def test_check_env_finds_nothing():
+def test_check_env_finds_nothing() -> None:
     env = gymnasium.make(ID)
     with warnings.catch_warnings():
         warnings.simplefilter("error")
@@ -31,7 +31,7 @@ def test_check_env_finds_nothing():
     env.close()
 
 
-def test_the_same_seed_draws_the_same_task():
+def test_the_same_seed_draws_the_same_task() -> None:
     env = make()
     first, again, other = (env.reset(seed=seed)[0] for seed in (5, 5, 6))
     env.close()
@@ -39,7 +39,7 @@ def test_the_same_seed_draws_the_same_task():
     assert first != other
 
 
-def test_a_time_limit_truncates():
+def test_a_time_limit_truncates() -> None:
     env = make(max_episode_steps=1)
     env.reset(seed=0)
     observation, _, terminated, truncated, _ = env.step(CALL)
@@ -53,7 +53,7 @@ def test_a_time_limit_truncates():
     [gymnasium.vector.SyncVectorEnv, functools.partial(gymnasium.vector.AsyncVectorEnv, shared_memory=False)],
     ids=["sync", "async"],
 )
-def test_vector_environments_step_it(vector: Any):
+def test_vector_environments_step_it(vector: Any) -> None:
     envs = vector([make, make])
     observations, _ = envs.reset(seed=3)
     assert all(ChatSpace().contains(observation) for observation in observations)
@@ -68,7 +68,7 @@ def test_vector_environments_step_it(vector: Any):
 
 
 @pytest.mark.parametrize("space", [ActionSpace, ChatSpace])
-def test_a_space_contains_its_samples_and_seeds_them(space: Any):
+def test_a_space_contains_its_samples_and_seeds_them(space: Any) -> None:
     first, second = space(seed=1), space(seed=1)
     samples = [first.sample() for _ in range(50)]
     assert samples == [second.sample() for _ in range(50)]
@@ -77,5 +77,5 @@ def test_a_space_contains_its_samples_and_seeds_them(space: Any):
     assert not first.contains(3)
 
 
-def test_any_unicode_text_is_an_action():
+def test_any_unicode_text_is_an_action() -> None:
     assert all(ActionSpace().contains(text) for text in ("", "é", "中", "🙂", "a\nb"))

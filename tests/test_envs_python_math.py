@@ -61,7 +61,7 @@ def play(pool: tuple[Portal, SandboxPool]) -> Play:
     return run
 
 
-def test_the_episode_of_the_tiny_policy(play: Play):
+def test_the_episode_of_the_tiny_policy(play: Play) -> None:
     call, answer = play(
         '<tool_call>{"name":"python","arguments":{"code":"print(345%67)"}}</tool_call>', "\\boxed{10}"
     )
@@ -72,36 +72,36 @@ def test_the_episode_of_the_tiny_policy(play: Play):
     }  # fmt: skip
 
 
-def test_state_stays_and_a_last_expression_is_shown(play: Play):
+def test_state_stays_and_a_last_expression_is_shown(play: Play) -> None:
     steps = play(python("x = 20"), python("x + 1"), python("1/0"))
     assert output(steps[0]) == "(no output)"
     assert output(steps[1]) == "21"
     assert output(steps[2]).endswith("ZeroDivisionError: division by zero")
 
 
-def test_an_answer_without_a_box_is_worth_nothing_and_says_so(play: Play):
+def test_an_answer_without_a_box_is_worth_nothing_and_says_so(play: Play) -> None:
     (step,) = play("It is 10.")
     assert (step[1], step[2], step[4]["metrics"]["format_ok"]) == (0.0, True, 0.0)
 
 
-def test_a_box_in_a_thought_is_no_answer(play: Play):
+def test_a_box_in_a_thought_is_no_answer(play: Play) -> None:
     (step,) = play("<think>\\boxed{10}</think>\\boxed{11}")
     assert (step[1], step[4]["metrics"]["format_ok"]) == (0.0, 1.0)
 
 
-def test_calls_run_out_with_a_message(play: Play):
+def test_calls_run_out_with_a_message(play: Play) -> None:
     steps = play(python("1"), python("2"), "\\boxed{10}", calls_per_episode=1)
     assert output(steps[1]).startswith("Error: no calls left")
     assert steps[2][1] == 1.0
 
 
-def test_an_endless_program_is_stopped_and_its_state_kept_or_said_to_be_lost(play: Play):
+def test_an_endless_program_is_stopped_and_its_state_kept_or_said_to_be_lost(play: Play) -> None:
     steps = play(python("x = 1"), python("while True: pass"), python("x"), tool_timeout_s=0.5)
     assert "The program was stopped after 0.5 s." in output(steps[1])
     assert output(steps[2]) == "1"
 
 
-def test_an_interpreter_that_ended_is_announced(play: Play):
+def test_an_interpreter_that_ended_is_announced(play: Play) -> None:
     steps = play(python("x = 1"), python("import os; os._exit(3)"), python("x"))
     assert output(steps[1]) == (
         "The interpreter ended (exit code 3).\nThe interpreter was restarted: variables and imports are gone."
@@ -109,12 +109,12 @@ def test_an_interpreter_that_ended_is_announced(play: Play):
     assert output(steps[2]).endswith("NameError: name 'x' is not defined")
 
 
-def test_long_output_keeps_head_and_tail(play: Play):
+def test_long_output_keeps_head_and_tail(play: Play) -> None:
     (step,) = play(python("print('a' * 1000 + 'z' * 1000)"), output_chars=100)
     assert output(step) == "a" * 50 + "\n[... 1900 characters cut ...]\n" + "z" * 50
 
 
-def test_episodes_share_a_sandbox_and_nothing_else(play: Play):
+def test_episodes_share_a_sandbox_and_nothing_else(play: Play) -> None:
     async def body(factory: EnvFactory) -> list[str]:
         envs = [factory.create() for _ in range(24)]
         for env in envs:
@@ -129,7 +129,7 @@ def test_episodes_share_a_sandbox_and_nothing_else(play: Play):
     assert play(body=body) == [f"{i} {i}" for i in range(24)]
 
 
-def test_a_cancelled_call_takes_its_interpreter_with_it(play: Play, pool: tuple[Portal, SandboxPool]):
+def test_a_cancelled_call_takes_its_interpreter_with_it(play: Play, pool: tuple[Portal, SandboxPool]) -> None:
     async def body(factory: EnvFactory) -> tuple[bool, dict[str, int], str]:
         env = factory.create()
         await env.areset(options={"task": TASK})
@@ -149,7 +149,7 @@ def test_a_cancelled_call_takes_its_interpreter_with_it(play: Play, pool: tuple[
     assert set(users.values()) == {0}
 
 
-def test_a_sandbox_that_dies_masks_its_episodes_and_the_next_one_gets_another(play: Play, pool: Any):
+def test_a_sandbox_that_dies_masks_its_episodes_and_the_next_one_gets_another(play: Play, pool: Any) -> None:
     async def body(factory: EnvFactory) -> Any:
         env, other = factory.create(), factory.create()
         for one in (env, other):
@@ -169,7 +169,7 @@ def test_a_sandbox_that_dies_masks_its_episodes_and_the_next_one_gets_another(pl
     assert output(fine) == "3"
 
 
-def test_a_system_prompt_comes_first_and_tools_are_shown_on_demand(play: Play):
+def test_a_system_prompt_comes_first_and_tools_are_shown_on_demand(play: Play) -> None:
     async def body(factory: EnvFactory) -> Any:
         env = factory.create()
         observation, _ = await env.areset(options={"task": TASK})
@@ -182,7 +182,7 @@ def test_a_system_prompt_comes_first_and_tools_are_shown_on_demand(play: Play):
     assert play(body=body) == (["user"], [])
 
 
-def test_reasoning_gym_is_scored_by_its_own_scorer(play: Play):
+def test_reasoning_gym_is_scored_by_its_own_scorer(play: Play) -> None:
     async def body(factory: EnvFactory) -> list[float]:
         env, task = factory.create(), factory.taskset.order(seed=0)[2]
         rewards = []
@@ -195,7 +195,7 @@ def test_reasoning_gym_is_scored_by_its_own_scorer(play: Play):
     assert play(body=body, taskset="reasoning-gym:spell_backward") == [1.0, 0.0]
 
 
-def test_a_jsonl_file_is_a_taskset(play: Play, tmp_path: Path):
+def test_a_jsonl_file_is_a_taskset(play: Play, tmp_path: Path) -> None:
     file = tmp_path / "own.jsonl"
     file.write_text('{"prompt": "A half?", "answer": "\\\\frac{1}{2}"}\n')
 
@@ -209,7 +209,7 @@ def test_a_jsonl_file_is_a_taskset(play: Play, tmp_path: Path):
     assert play(body=body, taskset=str(file)) == 1.0
 
 
-def test_arithmetic_asks_all_six_kinds_in_the_words_of_the_tiny_policy():
+def test_arithmetic_asks_all_six_kinds_in_the_words_of_the_tiny_policy() -> None:
     order = ArithmeticTaskset().order(seed=0)
     tasks = [order[p] for p in range(200)]
     assert {task.metadata["kind"] for task in tasks} == set(KINDS)
@@ -224,7 +224,7 @@ def test_arithmetic_asks_all_six_kinds_in_the_words_of_the_tiny_policy():
         assert task.answer == str(eval(code[task.metadata["kind"]].format(*found)))
 
 
-def test_arithmetic_is_pure_by_position_and_never_trains_on_a_test_question():
+def test_arithmetic_is_pure_by_position_and_never_trains_on_a_test_question() -> None:
     tasks, harder = ArithmeticTaskset(), ArithmeticTaskset(difficulty=3)
     assert tasks.order(1)[77] == ArithmeticTaskset().order(1)[77]
     assert tasks.order(1)[77] != tasks.order(2)[77]

@@ -7,7 +7,7 @@ import json
 import os
 import signal
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 from rz_agent.envs.failure import InfraFailure
 from rz_agent.envs.hooks import Portal
 from rz_agent.envs.python_math.answers import LIMIT, equal_integers, last_boxed
-from rz_agent.envs.python_math.grader import Grader
+from rz_agent.envs.python_math.grader import Grader, _Worker
 
 PAIRS = [
     json.loads(line)
@@ -57,8 +57,11 @@ MORE = [
 ]
 
 
+Run = Callable[[Callable[[Grader], Awaitable[Any]]], Any]
+
+
 @pytest.fixture(scope="module")
-def run() -> Any:
+def run() -> Iterator[Run]:
     """Runs `async (grader) -> value` with one warm grader."""
     portal, grader = Portal(), Grader(workers=2, deadline_s=3.0)
     portal.run(grader.warm())
@@ -75,11 +78,11 @@ def run() -> Any:
 
 
 @pytest.mark.parametrize("pair", PAIRS, ids=lambda pair: f"{pair['gold']}~{pair['boxed']}")
-def test_every_recorded_pair_gets_the_right_verdict(run: Any, pair: dict[str, Any]):
+def test_every_recorded_pair_gets_the_right_verdict(run: Run, pair: dict[str, Any]) -> None:
     assert run(lambda grader: grader.math(pair["gold"], pair["boxed"])) == pair["right"]
 
 
-def test_what_math_verify_gets_wrong_is_right(run: Any):
+def test_what_math_verify_gets_wrong_is_right(run: Run) -> None:
     async def verdicts(grader: Grader) -> list[bool]:
         return await asyncio.gather(*(grader.math(gold, answer) for gold, answer, _ in MORE))
 
@@ -87,7 +90,7 @@ def test_what_math_verify_gets_wrong_is_right(run: Any):
     assert wrong == []
 
 
-def test_a_comparison_that_does_not_end_is_wrong_by_the_deadline_and_the_next_job_is_graded(run: Any):
+def test_a_comparison_that_does_not_end_is_wrong_by_the_deadline_and_the_next_job_is_graded(run: Run) -> None:
     async def hang_then_grade(grader: Grader) -> tuple[bool, float, bool]:
         began = time.monotonic()
         verdict = await grader.math("7", "9^{9^{9^9}}")
@@ -98,11 +101,16 @@ def test_a_comparison_that_does_not_end_is_wrong_by_the_deadline_and_the_next_jo
     assert seconds < 3.0 + 1.5
 
 
-def test_a_worker_killed_in_the_middle_is_no_verdict_but_another_try():
+def pid_of(worker: _Worker) -> int:
+    assert worker._process is not None
+    return worker._process.pid
+
+
+def test_a_worker_killed_in_the_middle_is_no_verdict_but_another_try() -> None:
     async def body() -> bool:
         async with Grader(workers=1, deadline_s=20.0) as grader:
             await grader.warm()
-            pid = grader._all[0]._process.pid
+            pid = pid_of(grader._all[0])
             grading = asyncio.ensure_future(grader.math("\\frac{1}{2}", "\\frac{2}{4}"))
             os.kill(pid, signal.SIGKILL)
             return await grading
@@ -110,7 +118,9 @@ def test_a_worker_killed_in_the_middle_is_no_verdict_but_another_try():
     assert asyncio.run(body()) is True
 
 
-def test_a_grader_whose_workers_cannot_live_is_an_infrastructure_failure(tmp_path: Path, monkeypatch: Any):
+def test_a_grader_whose_workers_cannot_live_is_an_infrastructure_failure(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     broken = tmp_path / "worker.py"
     broken.write_text("raise SystemExit(3)")
     monkeypatch.setattr("rz_agent.envs.python_math.grader._WORKER", broken)
@@ -123,7 +133,7 @@ def test_a_grader_whose_workers_cannot_live_is_an_infrastructure_failure(tmp_pat
         asyncio.run(body())
 
 
-def test_a_cancelled_grade_returns_at_once_and_the_grader_goes_on(run: Any):
+def test_a_cancelled_grade_returns_at_once_and_the_grader_goes_on(run: Run) -> None:
     async def body(grader: Grader) -> tuple[float, bool]:
         grading = [asyncio.ensure_future(grader.math("7", "9^{9^{9^9}}")) for _ in range(3)]
         await asyncio.sleep(0.05)
@@ -138,18 +148,18 @@ def test_a_cancelled_grade_returns_at_once_and_the_grader_goes_on(run: Any):
     assert after is True
 
 
-def test_a_closed_grader_leaves_no_process():
+def test_a_closed_grader_leaves_no_process() -> None:
     async def body() -> list[int]:
         async with Grader(workers=1) as grader:
             await grader.warm()
-            return [worker._process.pid for worker in grader._all]
+            return [pid_of(worker) for worker in grader._all]
 
     for pid in asyncio.run(body()):
         with pytest.raises(ProcessLookupError):
             os.kill(pid, 0)
 
 
-def test_every_reasoning_gym_scorer_takes_its_own_answer_and_refuses_nonsense(run: Any):
+def test_every_reasoning_gym_scorer_takes_its_own_answer_and_refuses_nonsense(run: Run) -> None:
     from rz_agent.envs import from_reasoning_gym
 
     names = ["gcd", "countdown", "mini_sudoku", "spell_backward", "number_sorting", "simple_equations"]
@@ -159,6 +169,7 @@ def test_every_reasoning_gym_scorer_takes_its_own_answer_and_refuses_nonsense(ru
         for name in names:
             task = from_reasoning_gym(name).order(seed=3)[5]
             entry = task.metadata["reasoning_gym"]["entry"]
+            assert task.answer is not None
             right = await grader.reasoning_gym(name, entry, task.answer)
             found[name] = right, await grader.reasoning_gym(name, entry, "nonsense")
         return found
@@ -182,18 +193,18 @@ def test_every_reasoning_gym_scorer_takes_its_own_answer_and_refuses_nonsense(ru
         (r"\boxed{" + "1" * (LIMIT + 1) + "}", None),
     ],
 )
-def test_the_answer_is_the_last_balanced_box(content: str, answer: str | None):
+def test_the_answer_is_the_last_balanced_box(content: str, answer: str | None) -> None:
     assert last_boxed(content) == answer
 
 
 @settings(deadline=None)
 @given(st.text() | st.lists(st.sampled_from([r"\boxed{", "{", "}", "\\", "1"])).map("".join))
-def test_any_text_has_an_answer_or_none(content: str):
+def test_any_text_has_an_answer_or_none(content: str) -> None:
     answer = last_boxed(content)
     assert answer is None or (answer in content and 0 < len(answer) <= LIMIT)
 
 
-def test_a_hostile_text_is_searched_in_no_time():
+def test_a_hostile_text_is_searched_in_no_time() -> None:
     began = time.monotonic()
     last_boxed("\\boxed{" * 5_000)
     assert time.monotonic() - began < 5
@@ -201,7 +212,9 @@ def test_a_hostile_text_is_searched_in_no_time():
 
 @settings(max_examples=20, deadline=None)
 @given(st.integers(-50, 50), st.integers(-50, 50), st.sampled_from(["", "0", "00", "+"]))
-def test_the_shortcut_for_integers_agrees_with_math_verify(run: Any, gold: int, answer: int, prefix: str):
+def test_the_shortcut_for_integers_agrees_with_math_verify(
+    run: Run, gold: int, answer: int, prefix: str
+) -> None:
     from rz_agent.envs.python_math.grader_worker import equivalent
 
     text = f"{prefix}{answer}" if answer >= 0 else str(answer)

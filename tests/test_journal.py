@@ -8,7 +8,7 @@ import sqlite3
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -80,7 +80,7 @@ def segments(draw: st.DrawFn) -> Segment:
     logprobs = np.where(mask, (-random.exponential(size=length).astype(np.float32)).view(np.uint32), payloads)
     newest = draw(st.sampled_from([0, 3, 2**31 - 1]))
     return Segment(
-        token_ids=random.integers(-(2**31), 2**31, length),
+        token_ids=random.integers(-(2**31), 2**31, length).astype(np.int32),
         action_mask=mask,
         behaviour_logprobs=logprobs.astype(np.uint32).view(np.float32),
         policy_version=np.where(mask, random.integers(max(newest - 2, 0), newest + 1, length), -1),
@@ -134,9 +134,12 @@ def test_an_image_is_stored_once_however_often_it_is_seen(journal: Journal) -> N
     for position in range(2):
         name = admit(journal, position)
         seen = Segment(
-            token_ids=[1], action_mask=[False], behaviour_logprobs=[float("nan")], policy_version=[-1],
+            token_ids=np.array([1], np.int32),
+            action_mask=np.array([False]),
+            behaviour_logprobs=np.array([np.nan], np.float32),
+            policy_version=np.array([-1], np.int32),
             images=(screen, b"other", screen),
-        )  # fmt: skip
+        )
         journal.finish_episode(
             Trajectory(episode_id=name, group_id=name, task_id=f"task{position}", segments=(seen,), reward=0),
             0,
@@ -205,7 +208,7 @@ def test_a_group_can_be_read_only_when_all_its_episodes_are_finished(journal: Jo
 def test_nothing_is_recorded_twice_or_out_of_order(journal: Journal) -> None:
     name = finished_group(journal, 0)
     running = admit(journal, 1, size=2)
-    for said, call in {
+    refused: dict[str, Callable[[], object]] = {
         "position 3, the next is 2": lambda: admit(journal, 3),
         "g0-0 is recorded already": lambda: journal.finish_episode(episode(name), 0),
         "g9 was never admitted": lambda: journal.finish_episode(episode("g9"), 0),
@@ -214,7 +217,8 @@ def test_nothing_is_recorded_twice_or_out_of_order(journal: Journal) -> None:
         "g1 has 0 finished episodes of 2": lambda: journal.consume(0, [running]),
         "would train on no group": lambda: journal.consume(0, []),
         "update 0 has no batch": lambda: complete(journal, 0),
-    }.items():
+    }
+    for said, call in refused.items():
         with pytest.raises(ValueError, match=said):
             call()
     journal.consume(0, [name])
@@ -295,11 +299,13 @@ def test_resume_tells_what_is_running_ready_in_training_and_to_be_replayed(journ
         (2, ("g2",), "sum2"),
     ]
     assert [(g.record.group_id, g.finished, g.oldest_version) for g in point.untrained] == [
-        ("g3", {0}, 0),
-        (ready, {0}, 2),
-        (running, {0, 2}, 1),
+        ("g3", frozenset({0}), 0),
+        (ready, frozenset({0}), 2),
+        (running, frozenset({0, 2}), 1),
     ]
-    assert [(record.group_id, done) for record, done in journal.unfinished()] == [(running, {0, 2})]
+    assert [(record.group_id, done) for record, done in journal.unfinished()] == [
+        (running, frozenset({0, 2}))
+    ]
 
 
 def test_a_checkpoint_of_a_version_that_no_durable_update_made_is_refused(journal: Journal) -> None:
@@ -338,10 +344,10 @@ class JournalRecords(Records):
         super().finish_episode(name, index, episode)
         count = len(episode.tokens)
         turns = Segment(
-            token_ids=np.arange(count),
+            token_ids=np.arange(count, dtype=np.int32),
             action_mask=np.ones(count, bool),
-            behaviour_logprobs=np.zeros(count),
-            policy_version=episode.tokens,
+            behaviour_logprobs=np.zeros(count, np.float32),
+            policy_version=np.array(episode.tokens, np.int32),
         )
         reason = "lost" if episode.masked else ""
         self.journal.finish_episode(

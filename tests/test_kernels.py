@@ -104,10 +104,9 @@ def test_attention_of_a_sequence_does_not_depend_on_its_neighbours_or_its_future
     k, v = (randn(length, kv_heads, head_dim, seed=s, dtype=dtype) for s in (1, 2))
     whole = ALIGNED.attention(q, k, v, (0, length), 0.2)
     cuts = [3, 300, 5, 257]
-    packed = ALIGNED.attention(
-        *(torch.cat([x[:n] for n in cuts]) for x in (q, k, v)), (0, *itertools.accumulate(cuts)), 0.2
-    )
-    for piece, n in zip(packed.split(cuts), cuts, strict=True):
+    qs, ks, vs = (torch.cat([x[:n] for n in cuts]) for x in (q, k, v))
+    packed = ALIGNED.attention(qs, ks, vs, (0, *itertools.accumulate(cuts)), 0.2)
+    for piece, n in zip(torch.split(packed, cuts), cuts, strict=True):
         assert torch.equal(piece, whole[:n]), n
 
 
@@ -169,7 +168,8 @@ def gradients(step: Callable[..., Sequence[Tensor]], inputs: Sequence[Tensor]) -
     leaves = [x.clone().requires_grad_() for x in inputs]
     outputs = step(*leaves)
     weights = [randn(*out.shape, seed=17 + i).to(out.dtype) for i, out in enumerate(outputs)]
-    torch.stack([(out * w).sum() for out, w in zip(outputs, weights, strict=True)]).sum().backward()
+    combined = torch.stack([(out * w).sum() for out, w in zip(outputs, weights, strict=True)]).sum()
+    combined.backward()  # type: ignore[no-untyped-call]
     return [leaf.grad if leaf.grad is not None else torch.zeros_like(leaf) for leaf in leaves]
 
 
@@ -224,7 +224,8 @@ def test_attention_gradients_hold_over_several_blocks_of_queries() -> None:
 def test_a_float32_master_gets_its_gradient_through_the_rounded_weight() -> None:
     master = randn(64, 128).requires_grad_()
     x = randn(20, 128, seed=1).bfloat16().requires_grad_()
-    ALIGNED.linear(x, master, ALIGNED.pack(master.detach().bfloat16())).float().sum().backward()
+    total = ALIGNED.linear(x, master, ALIGNED.pack(master.detach().bfloat16())).float().sum()
+    total.backward()  # type: ignore[no-untyped-call]
     assert master.grad is not None
     assert x.grad is not None
     assert master.grad.dtype == torch.float32
@@ -240,7 +241,8 @@ def test_the_gradient_of_a_whole_model_is_that_of_float64_autograd(shape: Shape)
 
     def all_gradients(ops: Operations, dtype: torch.dtype) -> dict[str, Tensor]:
         leaves = {name: w.to(dtype, copy=True).requires_grad_() for name, w in weights.items()}
-        torch.cat(packed_logprobs(ops, shape, leaves, sequences)).sum().backward()
+        total = torch.cat(packed_logprobs(ops, shape, leaves, sequences)).sum()
+        total.backward()  # type: ignore[no-untyped-call]
         return {name: w.grad.double() for name, w in leaves.items() if w.grad is not None}
 
     found, truth = all_gradients(ALIGNED, torch.float32), all_gradients(REFERENCE, torch.float64)

@@ -17,15 +17,19 @@ from rz_agent.trajectory import Group, Segment, unmasked
 from tiny_learner import group, ragged_groups, segment
 
 
+def tokens(mask: list[bool], logprobs: list[float]) -> Segment:
+    """Tokens 0, 1, ... with these behaviour log-probabilities; actions are of version 0."""
+    return Segment(
+        token_ids=np.arange(len(mask), dtype=np.int32),
+        action_mask=np.array(mask),
+        behaviour_logprobs=np.array(logprobs, np.float32),
+        policy_version=np.array([0 if acts else -1 for acts in mask], np.int32),
+    )
+
+
 def acted(*logprobs: float) -> Segment:
     """One observed token, then actions with these behaviour log-probabilities."""
-    mask = [False] + [True] * len(logprobs)
-    return Segment(
-        token_ids=np.arange(len(mask)),
-        action_mask=mask,
-        behaviour_logprobs=[math.nan, *logprobs],
-        policy_version=[-1] + [0] * len(logprobs),
-    )
+    return tokens([False] + [True] * len(logprobs), [math.nan, *logprobs])
 
 
 def loss_and_gradient(groups: list[Group], log_pi: list[float], **options: bool) -> tuple[float, list[float]]:
@@ -34,7 +38,7 @@ def loss_and_gradient(groups: list[Group], log_pi: list[float], **options: bool)
     loss = policy_loss(
         logprobs, torch.tensor(batch.behaviour_logprobs), torch.tensor(batch.coefficients), **options
     )
-    loss.backward()
+    loss.backward()  # type: ignore[no-untyped-call]
     assert logprobs.grad is not None
     return float(loss.detach()), logprobs.grad.tolist()
 
@@ -90,7 +94,7 @@ def test_a_masked_episode_changes_neither_the_loss_nor_its_groups_mean() -> None
 
 
 def test_an_episode_without_an_action_is_in_the_mean_but_not_in_the_number_of_responses() -> None:
-    silent = Segment(token_ids=[1], action_mask=[False], behaviour_logprobs=[math.nan], policy_version=[-1])
+    silent = tokens([False], [math.nan])
     groups = [group("g", [(1.0, [acted(-1.0)]), (0.0, [silent])])]
     assert Batch.of(groups).responses == 1
     assert loss_and_gradient(groups, [-1.0])[1] == [-0.5]
@@ -161,7 +165,7 @@ def test_a_ratio_that_underflows_to_zero_is_finite_and_allowed() -> None:
 
 
 def test_an_action_with_nothing_before_it_is_refused() -> None:
-    first = Segment(token_ids=[1], action_mask=[True], behaviour_logprobs=[-1.0], policy_version=[0])
+    first = tokens([True], [-1.0])
     with pytest.raises(ValueError, match=r"episode g\.0, segment 0: token 0 is an action"):
         Batch.of([group("g", [(1.0, [first])])])
 

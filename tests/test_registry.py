@@ -4,12 +4,25 @@ from __future__ import annotations
 
 import asyncio
 import sys
+from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import gymnasium
 import pytest
-from rz_agent.envs import AgentEnv, ListTaskset, Rubric, Task, load, make, names, register, resolve, reward
+from rz_agent.envs import (
+    AgentEnv,
+    Episode,
+    ListTaskset,
+    Rubric,
+    Task,
+    load,
+    make,
+    names,
+    register,
+    resolve,
+    reward,
+)
 from rz_agent.envs.python_math.env import PythonMathEnv
 from rz_agent.errors import ConfigError
 
@@ -29,12 +42,16 @@ class Echo(AgentEnv):
     taskset = ListTaskset([Task(id="echo", prompt="Say hi.", answer="hi")], name="echo")
 
     @reward
-    def said(self, task: Task, episode: Any) -> float:
+    def said(self, task: Task, episode: Episode) -> float:
         return float(episode.answer == task.answer)
 
 
+class Install(Protocol):
+    def __call__(self, module: str, source: str, *entry_points: str) -> None: ...
+
+
 @pytest.fixture
-def plug_in(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
+def plug_in(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Install]:
     """Installs a module with entry points, the way a package manager leaves them behind."""
     installed: list[str] = []
 
@@ -64,7 +81,7 @@ def play(name: str, action: str, **options: Any) -> float:
     return asyncio.run(body())
 
 
-def test_the_shipped_environment_has_a_short_name_and_an_id():
+def test_the_shipped_environment_has_a_short_name_and_an_id() -> None:
     assert names()["python"] == "rz/PythonMath-v0"
     assert resolve("python") == resolve("rz/PythonMath-v0") == gymnasium.registry["rz/PythonMath-v0"]
     env = make("python")
@@ -72,20 +89,22 @@ def test_the_shipped_environment_has_a_short_name_and_an_id():
     env.close()
 
 
-def test_a_class_in_a_file_is_found_by_its_path(plug_in: Any):
+def test_a_class_in_a_file_is_found_by_its_path(plug_in: Install) -> None:
     plug_in("by_path", PLUG_IN)
     assert play("by_path:EchoEnv", "hi") == 1.0
-    assert gymnasium.make(resolve("by_path:EchoEnv").id).unwrapped.max_turns == 8
+    env = gymnasium.make(resolve("by_path:EchoEnv").id).unwrapped
+    assert isinstance(env, AgentEnv)
+    assert env.max_turns == 8
 
 
-def test_an_entry_point_names_a_class(plug_in: Any):
+def test_an_entry_point_names_a_class(plug_in: Install) -> None:
     plug_in("by_class", PLUG_IN, "echo-class = by_class:EchoEnv")
     assert "echo-class" in names()
     assert "by_class" not in sys.modules
     assert play("echo-class", "hi") == 1.0
 
 
-def test_an_entry_point_names_a_module_that_registers(plug_in: Any):
+def test_an_entry_point_names_a_module_that_registers(plug_in: Install) -> None:
     source = PLUG_IN + (
         "from rz_agent.envs import register\n"
         'register("rz_test/Echo-v3", entry_point="by_module:EchoEnv", short_name="echo-short")\n'
@@ -95,50 +114,52 @@ def test_an_entry_point_names_a_module_that_registers(plug_in: Any):
     assert play("echo-short", "hi") == 1.0
 
 
-def test_a_registration_replaces_tasks_and_rubric():
+def test_a_registration_replaces_tasks_and_rubric() -> None:
     @reward(weight=3.0)
-    def loud(task: Task, episode: Any) -> float:
+    def loud(task: Task, episode: Episode) -> float:
         return float(episode.answer.isupper())
 
     tasks = ListTaskset([Task(id="shout", prompt="Shout.")], name="shout")
     register("rz_test/Shout-v0", entry_point=Echo, taskset=tasks, rubric=Rubric(loud))
     assert play("rz_test/Shout-v0", "HEY") == 3.0
-    assert gymnasium.make("rz_test/Shout-v0").unwrapped.tasks.name == "shout"
+    env = gymnasium.make("rz_test/Shout-v0").unwrapped
+    assert isinstance(env, AgentEnv)
+    assert env.tasks.name == "shout"
 
 
-def test_a_misspelt_name_is_answered_with_the_near_miss():
+def test_a_misspelt_name_is_answered_with_the_near_miss() -> None:
     with pytest.raises(ConfigError, match="Did you mean 'python'"):
         load("pyton")
 
 
-def test_a_misspelt_option_is_answered_with_the_near_miss():
+def test_a_misspelt_option_is_answered_with_the_near_miss() -> None:
     with pytest.raises(ConfigError, match=r"(?s)calls_per_epsiode = 2.*Did you mean 'calls_per_episode'"):
         load("python", calls_per_epsiode=2)
 
 
-def test_a_wrong_value_names_the_option():
+def test_a_wrong_value_names_the_option() -> None:
     with pytest.raises(ConfigError, match=r"(?s)difficulty = 0.*greater than or equal to 1"):
         load("python", difficulty=0)
 
 
 @pytest.mark.parametrize("path", ["no_such_module:Env", "json:NoSuchClass", "json:JSONDecoder"])
-def test_a_path_that_leads_nowhere_says_so(path: str):
+def test_a_path_that_leads_nowhere_says_so(path: str) -> None:
     with pytest.raises(ConfigError, match="entry_point"):
         load(path)
 
 
-def test_a_plug_in_that_does_not_import_is_named(plug_in: Any):
+def test_a_plug_in_that_does_not_import_is_named(plug_in: Install) -> None:
     plug_in("broken_plug_in", "import no_such_dependency", "broken-env = broken_plug_in:Env")
     with pytest.raises(ConfigError, match=r"(?s)broken-env of broken_plug_in.*no_such_dependency"):
         load("broken-env")
 
 
-def test_two_environments_cannot_share_a_short_name():
+def test_two_environments_cannot_share_a_short_name() -> None:
     with pytest.raises(ConfigError, match="is rz/PythonMath-v0"):
         register("rz_test/Other-v0", entry_point=Echo, short_name="python")
 
 
-def test_an_environment_without_a_reward_is_refused():
+def test_an_environment_without_a_reward_is_refused() -> None:
     class Pointless(AgentEnv):
         taskset = Echo.taskset
 

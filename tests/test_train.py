@@ -17,7 +17,6 @@ import pytest
 from conftest import recipe_of
 from rz_agent.errors import ConfigError
 from rz_agent.journal import Journal
-from rz_agent.recipes import runs
 from rz_agent.recipes.audit_run import audit_run
 from rz_agent.recipes.metrics_writer import read_metrics
 from rz_agent.recipes.progress import LineObserver
@@ -34,8 +33,6 @@ BY_CLOCK = ("time/", "throughput/", "idle_share", "cache/", "infra_failed")
 
 def run(recipe: Recipe, run_dir: Path, *, resume: bool = False) -> Any:
     """Train in this process, as `rz-agent train` does in its own."""
-    run_dir.mkdir(parents=True, exist_ok=True)
-    runs.save_recipe(run_dir, recipe)
     return train(recipe, run_dir=run_dir, resume=resume, observer=LineObserver(sys.stderr, recipe.updates))
 
 

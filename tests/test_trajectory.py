@@ -27,12 +27,14 @@ def segment(**columns: Any) -> Segment:
 
 
 def episode(name: str = "e", *segments: Segment, **fields: Any) -> Trajectory:
-    return Trajectory(
-        **(
-            {"episode_id": name, "group_id": "g", "task_id": "t", "segments": segments, "reward": 1.0}
-            | fields
-        )
-    )
+    plain: dict[str, Any] = {
+        "episode_id": name,
+        "group_id": "g",
+        "task_id": "t",
+        "segments": segments,
+        "reward": 1.0,
+    }
+    return Trajectory(**(plain | fields))
 
 
 def masked(name: str, *segments: Segment) -> Trajectory:

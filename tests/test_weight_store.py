@@ -192,4 +192,5 @@ def test_kill_9_while_putting_leaves_whole_versions_only(tmp_path: Path) -> None
     store = WeightStore(tmp_path)
     assert max(store.versions()) >= acknowledged
     for version in store.versions():
-        assert store.load(version)["w"].unique().tolist() == [float(version)]
+        held = store.load(version)["w"].unique()  # type: ignore[no-untyped-call]
+        assert held.tolist() == [float(version)]

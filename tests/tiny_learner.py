@@ -55,7 +55,7 @@ def segment(
     mask = np.concatenate([[False] * seen + [True] * acted for seen, acted in turns])
     sampled = rng.uniform(-6, -2, len(mask)).astype(np.float32) if logprobs is None else logprobs
     return Segment(
-        token_ids=rng.integers(2, VOCABULARY, len(mask)),
+        token_ids=rng.integers(2, VOCABULARY, len(mask)).astype(np.int32),
         action_mask=mask,
         behaviour_logprobs=np.where(mask, sampled, np.nan),
         policy_version=np.where(mask, version, -1),

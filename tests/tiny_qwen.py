@@ -175,7 +175,8 @@ def _attend(
     tokens, size = hidden.shape[0], shape.head_dim
     merged = torch.cat([weights[f"{at}{name}_proj.weight"] for name in "qkv"])
     sizes = [shape.heads * size, shape.kv_heads * size, shape.kv_heads * size]
-    q, k, v = (x.view(tokens, -1, size) for x in _linear(operations, hidden, merged).split(sizes, dim=-1))
+    projected = torch.split(_linear(operations, hidden, merged), sizes, dim=-1)
+    q, k, v = (x.view(tokens, -1, size) for x in projected)
     q = operations.rms_norm(q, weights[f"{at}q_norm.weight"], shape.eps)
     k = operations.rms_norm(k, weights[f"{at}k_norm.weight"], shape.eps)
     q, k = operations.rotary(q, k, positions, table)

@@ -9,14 +9,17 @@ import json
 import os
 import signal
 import sys
+from collections.abc import Sequence
 from datetime import timedelta
 from pathlib import Path
 
 from rz_agent.errors import NonFinite
+from rz_agent.learner.diagnostics import Metrics
 from rz_agent.learner.learner import Learner
 from rz_agent.learner.learner_config import LearnerConfig
 from rz_agent.learner.ranks import LearnerOfRanks, Link, RankFailed, follow, gathered, launched
-from tiny_learner import ragged_groups
+from rz_agent.trajectory import Group
+from tiny_learner import group, ragged_groups, segment
 
 GRACE = timedelta(seconds=15)
 
@@ -26,16 +29,15 @@ class Failing(Learner):
 
     failure = "none"
 
-    def train(self, groups: object) -> dict[str, float]:
+    def train(self, groups: Sequence[Group]) -> Metrics:
         if self.failure == "kill":
             os.kill(os.getpid(), signal.SIGKILL)
         raise MemoryError("no memory left on rank 1")
 
 
-def bad_groups() -> list[object]:
+def bad_groups() -> list[Group]:
     """A batch with a token whose importance ratio is infinite."""
     import numpy as np
-    from learner_rank import group, segment
 
     rng = np.random.default_rng(0)
     far = segment(rng, [(2, 3)], logprobs=np.full(5, -200.0, np.float32))
@@ -46,7 +48,7 @@ def lead(learner: LearnerOfRanks, out: Path) -> None:
     """Rank 0: a good update, one that fails everywhere alike, another good one."""
     found: dict[str, object] = {"first": learner.train(ragged_groups())}
     try:
-        learner.train(bad_groups())  # type: ignore[arg-type]
+        learner.train(bad_groups())
     except NonFinite as error:
         found["bad"] = str(error)
     found["second"] = learner.train(ragged_groups(1))

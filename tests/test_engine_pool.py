@@ -7,6 +7,7 @@ import threading
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -38,25 +39,31 @@ async def pool_of_two(
         await pool.close()
 
 
-class BuiltInTurn(VllmInProcess):
-    """Building an engine changes settings of the process, so those of one process are built in turn."""
+class InTurn(VllmInProcess):
+    """vLLM keeps the batch of the step in progress in a global, so engines of one process step in turn."""
 
-    building = threading.Lock()
+    turn = threading.RLock()
 
-    async def start(self) -> None:
-        await asyncio.to_thread(self.building.acquire)
-        try:
-            await super().start()
-        finally:
-            self.building.release()
+    def _build(self) -> None:
+        with self.turn:
+            super()._build()
+        for name in ("step", "collective_rpc"):
+            setattr(self._engine, name, self._taking_turns(getattr(self._engine, name)))
+
+    def _taking_turns(self, work: Callable[..., Any]) -> Callable[..., Any]:
+        def in_turn(*arguments: Any, **options: Any) -> Any:
+            with self.turn:
+                return work(*arguments, **options)
+
+        return in_turn
 
 
 def the_same(harness: EngineHarness) -> Engine:
-    return BuiltInTurn(harness.config)
+    return InTurn(harness.config)
 
 
 def with_a_missing_model(harness: EngineHarness) -> Engine:
-    return BuiltInTurn(harness.config.model_copy(update={"model": Path("/nowhere")}))
+    return InTurn(harness.config.model_copy(update={"model": Path("/nowhere")}))
 
 
 async def until_busy(pool: EnginePool) -> None:

@@ -166,7 +166,9 @@ class Link:
             dist.all_gather_object(outcomes, mine, group=self._outcomes)
         except RuntimeError as broken:
             why = mine or f"a rank did not finish: {broken}"
-            raise RankFailed(f"rank {dist.get_rank()}, in {call.method}: {why}") from (failure or broken)
+            raise RankFailed(
+                f"rank {dist.get_rank()} of the learner lost the others in {call.method}: {why}"
+            ) from (failure or broken)
         return outcomes
 
 

@@ -311,6 +311,7 @@ class RayLearner(LearnerOfRanks):
             config = config.model_copy(update={"threads": max(1, torch.get_num_threads() // ranks)})
         self._ranks = [cluster.actor(LearnerActor) for _ in range(ranks)]
         self._failed: RankFailed | None = None
+        self._version, self._contract = 0, ""
         try:
             models = [cluster.model_for(actor, model_dir) for actor in self._ranks]
             self._check_shared(run_dir)

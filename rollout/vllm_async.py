@@ -11,7 +11,6 @@ another; requests sent meanwhile wait in the engine. A caller cancelled while it
 from __future__ import annotations
 
 import asyncio
-import gc
 import itertools
 from collections.abc import Awaitable, Sequence
 from typing import Any, TypeVar
@@ -100,16 +99,8 @@ class VllmAsync:
         return vllm_request.scores(await self._alive(self._last_output(prompt, params)))
 
     async def update(self, manifest: WeightManifest) -> None:
-        async with self._updating:
-            vllm_request.check_newer(manifest, self._version, first=self._manifest is None)
-            try:
-                # Shielded: a caller cancelled in the middle must not leave the engine paused or half updated.
-                await asyncio.shield(self._alive(self._update(manifest)))
-            except EngineDead:
-                raise
-            except Exception as error:
-                reason = f"the update to version {manifest.version} failed: {error}"
-                raise self._die(reason, error) from error
+        # Shielded: a caller cancelled in the middle must not leave the engine paused or half updated.
+        await asyncio.shield(self._update_or_die(manifest))
 
     async def checksums(self) -> dict[str, str]:
         names = [] if self._manifest is None else list(self._manifest.checksums)
@@ -123,15 +114,28 @@ class VllmAsync:
         engine, self._engine = self._engine, None
         self._die("the engine was closed", None)
         if engine is not None:
+            if engine.output_handler is not None:
+                # Else it reports the end of the process that it listens to as an error.
+                engine.output_handler.cancel()
+                await asyncio.sleep(0)
             await asyncio.to_thread(engine.shutdown)
-            # Collected now: its finalizer cannot run in an interpreter that is shutting down.
-            del engine
-            gc.collect()
+            # Its finalizer shuts down once more, and cannot in an interpreter that is going down.
+            engine.shutdown = _nothing
 
     async def _last_output(self, prompt: dict[str, Any], params: Any) -> Any:
         vllm_request.check_ids(prompt["prompt_token_ids"], self._engine.model_config.get_vocab_size())
         outputs = self._engine.generate(prompt, params, str(next(self._request_ids)))
         return [output async for output in outputs][-1]
+
+    async def _update_or_die(self, manifest: WeightManifest) -> None:
+        async with self._updating:
+            vllm_request.check_newer(manifest, self._version, first=self._manifest is None)
+            try:
+                await self._alive(self._update(manifest))
+            except EngineDead:
+                raise
+            except Exception as error:
+                raise self._die(f"the update to version {manifest.version} failed: {error}", error) from error
 
     async def _update(self, manifest: WeightManifest) -> None:
         from vllm.distributed.weight_transfer.base import WeightTransferUpdateRequest
@@ -178,6 +182,10 @@ class VllmAsync:
             self._dead.__cause__ = cause
             self._died.set()
         return self._dead
+
+
+def _nothing() -> None:
+    pass
 
 
 def _discard(work: Awaitable[Any]) -> None:

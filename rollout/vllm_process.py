@@ -37,7 +37,7 @@ def building_an_engine(threads: int) -> Iterator[None]:
     """Around the construction of an engine; child processes inherit `threads` as their OpenMP threads."""
     wanted = {
         "OMP_NUM_THREADS": str(threads),
-        "VLLM_LOGGING_LEVEL": "WARNING",
+        "VLLM_LOGGING_LEVEL": "ERROR",
         # For the one token that a score of a full context samples and throws away; see engine_args.
         "VLLM_ALLOW_LONG_MAX_MODEL_LEN": "1",
     }

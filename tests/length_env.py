@@ -1,0 +1,19 @@
+"""An environment that rewards every answer a little: even an unskilled policy has something to learn."""
+
+from __future__ import annotations
+
+from rz_agent.envs.env import AgentEnv
+from rz_agent.envs.python_math.tasks import ArithmeticTaskset
+from rz_agent.envs.rubric import Episode, reward
+from rz_agent.envs.task import Task
+
+
+class LengthEnv(AgentEnv):
+    """One turn; the reward is the answer's length in units of 40 characters."""
+
+    taskset = ArithmeticTaskset()
+    max_turns = 1
+
+    @reward
+    def length(self, task: Task, episode: Episode) -> float:
+        return len(episode.answer) / 40

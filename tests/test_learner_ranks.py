@@ -23,6 +23,8 @@ from tiny_learner import build_model, ragged_groups
 Tables = dict[str, Any]
 SCRIPT = Path(__file__).with_name("ranked_learner.py")
 SPLITS: dict[str, dict[str, Any]] = {"data": {}, "tensor": {"learner.tensor_parallel": 2}}
+# Replicas add whole gradients in another order; a split layer also adds its halves in another order.
+WITHIN = {"data": 1e-6, "tensor": 1e-5}
 
 
 def torchrun(*program: str, timeout: float) -> subprocess.CompletedProcess[str]:
@@ -109,8 +111,9 @@ def test_a_run_on_two_ranks_gives_the_figures_of_one(small: Tables, tmp_path: Pa
             assert mine["audit/tokens"] == theirs["audit/tokens"]
             assert theirs["grad_norm"] > 0
             for figure in lasting(theirs).keys() - audited:
-                assert mine[figure] == pytest.approx(theirs[figure], rel=1e-6, abs=1e-6), (name, figure)
-        if name == "data":  # replicas move whole segments: not even the last bit may differ
+                near = pytest.approx(theirs[figure], rel=WITHIN[name], abs=WITHIN[name])
+                assert mine[figure] == near, (name, figure)
+        if name == "data":  # replicas move whole segments: not the last bit of a score may differ
             assert sum(line["audit/tokens"] for line in found) == actions
             assert sum(line["audit/differing"] for line in found) == 0
         assert (two / "checkpoints" / "000002").is_dir()

@@ -20,13 +20,16 @@ def unskilled() -> Path:
 
 @pytest.fixture
 def small(unskilled: Path) -> dict[str, Any]:
-    """Tables of a recipe whose update takes about a second: 4 groups of 4 episodes."""
+    """Tables of a recipe whose update takes about a second: 4 groups of 4 episodes.
+
+    Its reward is dense, because a policy without skill would else never move a weight.
+    """
     return {
         "name": "small",
         "updates": 4,
         "groups_per_batch": 4,
         "model": {"path": str(unskilled)},
-        "env": {"id": "rz/PythonMath-v0"},
+        "env": {"id": "length_env:LengthyPythonMathEnv"},
         "rollout": {
             "episodes_in_flight": 16,
             "group_size": 4,

@@ -1,8 +1,9 @@
-"""An environment that rewards every answer a little: even an unskilled policy has something to learn."""
+"""Environments that reward every answer a little: even an unskilled policy has something to learn."""
 
 from __future__ import annotations
 
 from rz_agent.envs.env import AgentEnv
+from rz_agent.envs.python_math.env import PythonMathEnv
 from rz_agent.envs.python_math.tasks import ArithmeticTaskset
 from rz_agent.envs.rubric import Episode, reward
 from rz_agent.envs.task import Task
@@ -13,6 +14,14 @@ class LengthEnv(AgentEnv):
 
     taskset = ArithmeticTaskset()
     max_turns = 1
+
+    @reward
+    def length(self, task: Task, episode: Episode) -> float:
+        return len(episode.answer) / 40
+
+
+class LengthyPythonMathEnv(PythonMathEnv):
+    """The Python-tool task, sandbox and grader included, with the same reward on top."""
 
     @reward
     def length(self, task: Task, episode: Episode) -> float:

@@ -13,6 +13,7 @@ import time
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
 from conftest import recipe_of
 from rz_agent.errors import ConfigError
@@ -87,6 +88,7 @@ def test_lag_0_equals_a_synchronous_loop_bit_for_bit(small: Tables, tmp_path: Pa
     lines = read_metrics(tmp_path / "run")
     assert len(lines) == len(judge) == recipe.updates
     assert checksums(tmp_path / "run") == [figures["digest"] for figures in judge]
+    assert all(line["grad_norm"] > 0 for line in lines)
     for line, figures in zip(lines, judge, strict=True):
         expected = json.loads(json.dumps(lasting({k: v for k, v in figures.items() if k != "digest"})))
         assert {name: line.get(name) for name in expected} == expected
@@ -126,7 +128,12 @@ def start(recipe: Recipe, run_dir: Path, *, resume: bool) -> subprocess.Popen[by
         command += ["--recipe", str(source), "--name", run_dir.name]
     command += ["--runs", str(run_dir.parent)]
     return subprocess.Popen(
-        command, start_new_session=True, cwd=run_dir.parent, stdout=sys.stderr, env=dict(os.environ)
+        command,
+        start_new_session=True,
+        cwd=run_dir.parent,
+        stdout=sys.stderr,
+        # The environment is one of the tests' own.
+        env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)},
     )
 
 
@@ -149,8 +156,11 @@ def kill_and_resume(recipe: Recipe, run_dir: Path, update: int) -> dict[str, set
     """Kill the run in the middle of `update`, note what had finished, go on to the end."""
     process = start(recipe, run_dir, resume=False)
     wait_for_update_in_progress(run_dir, process, update)
+    started = psutil.Process(process.pid).children(recursive=True)
     os.killpg(process.pid, signal.SIGKILL)
     process.wait()
+    _, alive = psutil.wait_procs(started, timeout=20)
+    assert alive == []
     with Journal.open(run_dir / "journal.sqlite", run=None) as journal:
         finished = {r.group_id: set(journal.episodes(r.group_id)) for r in journal.groups()}
     assert start(recipe, run_dir, resume=True).wait(timeout=400) == 0
@@ -183,6 +193,7 @@ def test_at_lag_0_an_interrupted_run_equals_an_uninterrupted_one(small: Tables, 
     whole = recipe_of(small, name="whole", **{"lag.max_lag": 0})
     assert start(whole, tmp_path / "whole", resume=False).wait(timeout=400) == 0
     assert checksums(tmp_path / "cut") == checksums(tmp_path / "whole")
+    assert len(set(checksums(tmp_path / "cut"))) == recipe.updates
     assert trained_groups(tmp_path / "cut") == trained_groups(tmp_path / "whole")
     for cut, uncut in zip(read_metrics(tmp_path / "cut"), read_metrics(tmp_path / "whole"), strict=True):
         assert lasting(cut) == lasting(uncut)
@@ -194,7 +205,7 @@ def test_interrupted_by_a_person_it_checkpoints_and_exits_130(small: Tables, tmp
     run_dir = tmp_path / "asked"
     process = start(recipe, run_dir, resume=False)
     wait_for_update_in_progress(run_dir, process, 1)
-    process.send_signal(signal.SIGINT)
+    os.killpg(process.pid, signal.SIGINT)  # as a terminal does: to the run and to all that it started
     assert process.wait(timeout=120) == 130
     with Journal.open(run_dir / "journal.sqlite", run=None) as journal:
         point = journal.resume()

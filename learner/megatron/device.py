@@ -15,7 +15,6 @@ import contextlib
 import logging
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
-from unittest import mock
 
 import torch
 from megatron.core.tensor_parallel import random as megatron_random
@@ -51,11 +50,21 @@ def _device() -> Iterator[None]:
         return
     with contextlib.ExitStack() as stack:
         for name, stand_in in _CUDA_STAND_INS.items():
-            stack.enter_context(mock.patch.object(torch.cuda, name, stand_in))
-        stack.enter_context(mock.patch.object(megatron_random, "_get_cuda_rng_state", _rng_state))
-        stack.enter_context(mock.patch.object(megatron_random, "_set_cuda_rng_state", _set_rng_state))
+            stack.enter_context(_replaced(torch.cuda, name, stand_in))
+        stack.enter_context(_replaced(megatron_random, "_get_cuda_rng_state", _rng_state))
+        stack.enter_context(_replaced(megatron_random, "_set_cuda_rng_state", _set_rng_state))
         stack.enter_context(_CpuForCuda())
         yield
+
+
+@contextlib.contextmanager
+def _replaced(owner: Any, name: str, stand_in: object) -> Iterator[None]:
+    before = getattr(owner, name)
+    setattr(owner, name, stand_in)
+    try:
+        yield
+    finally:
+        setattr(owner, name, before)
 
 
 class _NullStream:

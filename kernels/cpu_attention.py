@@ -4,7 +4,7 @@ The kernel sizes the tile of keys that it sums at once by the number of query to
 request and its pieces get different bits. A request is therefore presented as pseudo requests of at most
 `QUERY_TOKENS` query tokens over the same pages. The engine's plugin and the learner share `cut`, and both
 switch the kernel's own split over keys off, because that one depends on the batch and on the threads.
-Nothing waits.
+See `cpu_library.SCRATCH` for who waits.
 """
 
 from __future__ import annotations
@@ -83,13 +83,14 @@ def packed_causal(q: Tensor, k: Tensor, v: Tensor, lengths: Sequence[int], scale
         first += count
     torch.ops._C.cpu_attn_reshape_and_cache(k, v, keys, values, torch.cat(slots), path, 1.0, 1.0, "auto")
     pieces = cut(lengths, lengths)
-    plan = torch.ops._C.get_scheduler_metadata(
-        len(pieces.owner), heads, kv_heads, head_dim, pieces.seq_lens, q.dtype, pieces.query_start_loc,
-        True, -1, path, False, None, "auto",
-    )  # fmt: skip
     out = torch.empty_like(q)
-    torch.ops._C.cpu_attention_with_kv_cache(
-        q, keys, values, out, pieces.query_start_loc, pieces.seq_lens, scale, True, None, -1,
-        table[pieces.owner].contiguous(), 0.0, plan, None, None, 1.0, 1.0, "auto",
-    )  # fmt: skip
+    with cpu_library.SCRATCH:
+        plan = torch.ops._C.get_scheduler_metadata(
+            len(pieces.owner), heads, kv_heads, head_dim, pieces.seq_lens, q.dtype, pieces.query_start_loc,
+            True, -1, path, False, None, "auto",
+        )  # fmt: skip
+        torch.ops._C.cpu_attention_with_kv_cache(
+            q, keys, values, out, pieces.query_start_loc, pieces.seq_lens, scale, True, None, -1,
+            table[pieces.owner].contiguous(), 0.0, plan, None, None, 1.0, 1.0, "auto",
+        )  # fmt: skip
     return out

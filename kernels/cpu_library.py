@@ -2,7 +2,10 @@
 
 The learner needs `torch.ops._C` but not `import vllm`, which costs seconds. The choice made here is the one
 that vLLM's platform makes for itself, so both sides run the same machine code; loading a library that is
-already loaded changes nothing, whichever side comes first. Nothing waits.
+already loaded changes nothing, whichever side comes first.
+
+Invariant: a product or an attention runs under `SCRATCH`, because vLLM keeps one scratch area a process and
+an engine and a learner in two threads would write over each other's sums. Waits: for one such operation.
 """
 
 from __future__ import annotations
@@ -11,11 +14,14 @@ import functools
 import hashlib
 import importlib.metadata
 import importlib.util
+import threading
 from pathlib import Path
 
 import torch
 
 from ..errors import ConfigError
+
+SCRATCH = threading.Lock()
 
 
 def library_path() -> Path:

@@ -9,7 +9,7 @@ token in a prefill. Each kind below keeps one kernel for every number of rows:
                 in float32 and round once
     "float32"   oneDNN, at least 2 rows (one row would be a matrix-vector product, summed in another order)
 
-Engine (through the plugin) and learner call this one function. Nothing waits.
+Engine (through the plugin) and learner call this one function; see `cpu_library.SCRATCH` for who waits.
 """
 
 from __future__ import annotations
@@ -69,7 +69,9 @@ class PackedWeight:
         if x.dtype != self.dtype:
             raise ValueError(f"x is {x.dtype} but the weight was packed in {self.dtype}")
         rows = x.reshape(-1, self.shape[1]).contiguous()
-        return self._rows(rows).reshape(*x.shape[:-1], self.shape[0])
+        with cpu_library.SCRATCH:
+            product = self._rows(rows)
+        return product.reshape(*x.shape[:-1], self.shape[0])
 
     def _rows(self, x: Tensor) -> Tensor:
         count = x.shape[0]

@@ -4,6 +4,7 @@ What it changes, and only for engines that asked (see vllm_settings):
 
     linear layers   one product for every number of rows ("aligned"), parameters kept ("aligned", "standard")
     attention       requests cut into pseudo requests, no split over keys                       ("aligned")
+                    one at a time in a process: its scratch area is shared                      (all engines)
     seeds           a seeded request whose prefill is chunked no longer stops the engine        (both)
     prompt scores   log-probabilities of a prompt are those of the request's temperature        (both)
     weights         the transfer engine "rz"                                                    (both)
@@ -41,12 +42,15 @@ def install() -> None:
 
 
 def _install_cpu() -> None:
+    import vllm._custom_ops as custom_ops
     import vllm.model_executor.layers.utils as layer_utils
     from vllm.v1.attention.backends.cpu_attn import CPUAttentionMetadataBuilder
     from vllm.v1.worker.cpu_model_runner import CPUModelRunner
 
     _wrap(layer_utils, "dispatch_cpu_unquantized_gemm", _dispatch)
     _wrap(CPUAttentionMetadataBuilder, "build", _build)
+    for name in ("cpu_attn_get_scheduler_metadata", "cpu_attention_with_kv_cache"):
+        _wrap(custom_ops, name, _alone)
     _wrap(CPUModelRunner, "_sample", _sample)
     _wrap(CPUModelRunner, "_bookkeeping_sync", _bookkeep)
     _wrap(CPUModelRunner, "_get_prompt_logprobs_dict", _prompt_logprobs)
@@ -64,6 +68,11 @@ def _wrap(owner: Any, name: str, wrapper: Callable[..., Any]) -> None:
 
     setattr(call, _MARK, original)
     setattr(owner, name, call)
+
+
+def _alone(original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+    with cpu_library.SCRATCH:
+        return original(*args, **kwargs)
 
 
 def _dispatch(original: vllm_linear.Dispatch, layer: Any, remove_weight: bool) -> None:

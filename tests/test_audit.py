@@ -122,6 +122,41 @@ def test_every_token_of_an_honest_rollout_is_audited_and_none_differs(bench: Ben
         assert report.max_abs_diff == 0.0
 
 
+def test_a_learner_that_scores_beside_a_stepping_engine_disturbs_neither(bench: Bench) -> None:
+    group = bench.sample()
+    segments = [segment for trajectory in group for segment in trajectory.segments]
+    expected = bench.learner.score(segments, bench.store.load(bench.version))
+
+    async def beside() -> tuple[list[Completion], list[bool]]:
+        def score() -> list[bool]:
+            weights = bench.store.load(bench.version)
+            again = [bench.learner.score(segments, weights) for _ in range(12)]
+            return [
+                bool(different_bits(a, b).any())
+                for found in again
+                for a, b in zip(expected, found, strict=True)
+            ]
+
+        scoring = asyncio.create_task(asyncio.to_thread(score))
+        rounds = []
+        while not scoring.done():
+            requests = (
+                bench.engine.generate(
+                    list(range(2, 60)), Sampling(), max_tokens=24, stop_token_ids=(), seed=seed
+                )
+                for seed in range(6)
+            )
+            rounds += await asyncio.gather(*requests)
+        return rounds, await scoring
+
+    rounds, wrong = bench.loop.run_until_complete(beside())
+    assert len(rounds) >= 6
+    assert not any(wrong)
+    for seed in range(6):
+        bits = {completion.logprobs.tobytes() for completion in rounds[seed::6]}
+        assert len(bits) == 1
+
+
 def test_one_flipped_bit_is_found_and_named_by_episode_turn_token_and_version(bench: Bench) -> None:
     def flip(completion: Completion) -> Completion:
         logprobs = completion.logprobs.copy()

@@ -57,7 +57,7 @@ def test_any_recipe_survives_being_written_and_read(
 def test_the_quickstart_is_the_run_that_the_readme_promises() -> None:
     recipe = recipe_file.for_environment("python")
     assert (recipe.lag.max_lag, recipe.model.path, recipe.audit.share) == (8, "tiny", 1.0)
-    assert (recipe.groups_per_batch, recipe.rollout.group_size) == (16, 8)
+    assert (recipe.groups_per_batch, recipe.rollout.group_size) == (12, 8)
 
 
 def test_an_environment_without_a_recipe_of_its_own_gets_the_default_one() -> None:

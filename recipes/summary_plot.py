@@ -1,7 +1,7 @@
 """summary.png: what a run did, on one page, from its metrics.jsonl alone.
 
-Panels share the axis of updates: reward, D3 and KL (logarithmic: their peaks are what matters), lag,
-gradient norm before clipping. A figure that is absent at an update leaves a gap.
+Panels share the axis of updates: reward, D3 (logarithmic: its peaks are what matters), KL (linear: an
+estimate of a small KL may be negative), lag, gradient norm before clipping. A figure that is absent at an update leaves a gap.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ FILE = "summary.png"
 PANELS = (
     ("reward", "reward/mean", None, False),
     ("D3", "is/d3", None, True),
-    ("KL", "is/kl", None, True),
+    ("KL", "is/kl", None, False),
     ("lag (mean, max)", "lag/mean", "lag/max", False),
     ("gradient norm before clipping", "grad_norm", None, True),
 )

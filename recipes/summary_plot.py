@@ -1,7 +1,8 @@
 """summary.png: what a run did, on one page, from its metrics.jsonl alone.
 
 Panels share the axis of updates: reward, D3 (logarithmic: its peaks are what matters), KL (linear: an
-estimate of a small KL may be negative), lag, gradient norm before clipping. A figure that is absent at an update leaves a gap.
+estimate of a small KL may be negative), lag, gradient norm before clipping. A figure that is absent at an
+update leaves a gap.
 """
 
 from __future__ import annotations

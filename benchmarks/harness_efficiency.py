@@ -18,10 +18,11 @@ import time
 from collections import defaultdict
 from collections.abc import Sequence
 from contextlib import AsyncExitStack
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, cast
 
+import numpy as np
 from rz_agent.envs import AgentEnv, ListTaskset, Task
 from rz_agent.journal import Journal
 from rz_agent.learner.learner import Learner
@@ -70,7 +71,9 @@ class Recorder:
         self.requests[task.get_name()].append(
             Request(prompt=prompt, arguments={"sampling": sampling, **arguments})
         )
-        return await self._engine.generate(prompt, sampling, **arguments)
+        completion = await self._engine.generate(prompt, sampling, **arguments)
+        # Versions go up only to empty the cache; for the scheduler there is one, which nothing trains.
+        return replace(completion, versions=np.zeros_like(completion.versions))
 
 
 async def whole_loop(recipe: Recipe, model: Path, engine: Recorder, environment: Any) -> tuple[int, float]:
@@ -99,7 +102,10 @@ async def whole_loop(recipe: Recipe, model: Path, engine: Recorder, environment:
         )
         began = time.perf_counter()
         rollouts = asyncio.create_task(dispatcher.run())
-        await dispatcher.next_batch()
+        batch = asyncio.create_task(dispatcher.next_batch())
+        await asyncio.wait({rollouts, batch}, return_when=asyncio.FIRST_COMPLETED)
+        if rollouts.done():
+            await rollouts
         seconds = time.perf_counter() - began
         rollouts.cancel()
         await asyncio.gather(rollouts, return_exceptions=True)

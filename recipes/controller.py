@@ -180,7 +180,8 @@ class Controller:
         self._write(update, {**metrics, **measured}, report)
         if report.differing:
             await self._judge(report, groups)
-        await self._save_if_due(update + 1)
+        if (update + 1) % self._recipe.checkpoint.every == 0:  # the last state is saved when the run ends
+            await self._save(update + 1)
         await asyncio.to_thread(forget_weights, boxes.store, boxes.scheduler, self._recipe.audit.every)
 
     async def _evaluate(self, version: int) -> dict[str, float]:
@@ -205,10 +206,6 @@ class Controller:
             metrics=metrics,
         )
         return manifest
-
-    async def _save_if_due(self, version: int) -> None:
-        if version == self._recipe.updates or version % self._recipe.checkpoint.every == 0:
-            await self._save(version)
 
     async def _save(self, version: int) -> None:
         """A checkpoint of the present state, unless there is one; older ones go."""

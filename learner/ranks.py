@@ -12,6 +12,8 @@ ratio that is not finite) raises the learner's own error on rank 0 and the ranks
 fails on some ranks only ends all of them with `RankFailed`.
 Waits: followers for rank 0, without limit (episodes may take hours), and each rank for the others at the end
 of a call, at most `grace`. A rank that is killed closes its connections, which wakes all who wait for it.
+The end: ranks that part in step leave the process group, and no rank can use its learner any more. An
+interpreter that ends while a thread of the group still holds its last message is aborted.
 """
 
 from __future__ import annotations
@@ -25,6 +27,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 import torch.distributed as dist
+from megatron.core import parallel_state
 from torch import Tensor
 
 from ..errors import RzError
@@ -143,6 +146,12 @@ class Link:
             raise RankFailed(f"rank 0 of the learner is gone: {broken}") from broken
         return heard[0]
 
+    def leave(self) -> None:
+        """End this rank's part in every process group. Only in step: a group with work left would wait for it."""
+        del self._calls, self._outcomes  # a group's threads end when nobody names it any more
+        parallel_state.destroy_model_parallel()
+        dist.destroy_process_group()
+
     def make(self, call: Call, learner: AnyLearner) -> Any:
         """This rank's part of a call: its answer, or its error if every rank has one, else RankFailed."""
         answer, failure = None, None
@@ -191,6 +200,7 @@ class RankedLearner(LearnerOfRanks):
         if self._following:
             self._following = False
             self._link.say(None)
+            self._link.leave()
 
     def _everywhere(self, call: Call) -> Any:
         try:
@@ -202,7 +212,7 @@ class RankedLearner(LearnerOfRanks):
 
 
 def follow(learner: AnyLearner, link: Link) -> None:
-    """A rank above 0: make the calls of rank 0 until it closes. Raises RankFailed."""
+    """A rank above 0: make the calls of rank 0 until it closes, then leave. Raises RankFailed."""
     while (call := link.hear()) is not None:
         try:
             link.make(call, learner)
@@ -210,6 +220,7 @@ def follow(learner: AnyLearner, link: Link) -> None:
             raise
         except Exception:  # every rank failed alike: rank 0 raises it and decides
             continue
+    link.leave()
 
 
 def gathered(build: Callable[[], AnyLearner], grace: timedelta = GRACE) -> AnyLearner:

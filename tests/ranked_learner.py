@@ -13,6 +13,7 @@ from collections.abc import Sequence
 from datetime import timedelta
 from pathlib import Path
 
+import torch.distributed as dist
 from rz_agent.errors import NonFinite
 from rz_agent.learner.diagnostics import Metrics
 from rz_agent.learner.learner import Learner
@@ -54,7 +55,9 @@ def lead(learner: LearnerOfRanks, out: Path) -> None:
     found["second"] = learner.train(ragged_groups(1))
     learner.save(out / "checkpoint")
     learner.export(out / "exported")
+    threads = len(os.listdir("/proc/self/task"))
     learner.close()
+    found["threads"] = [threads, len(os.listdir("/proc/self/task"))]
     (out / "found.json").write_text(json.dumps(found))
 
 
@@ -70,6 +73,7 @@ def main(model: Path, out: Path, failure: str) -> None:
             Failing.failure = failure
             kind = Learner if failure == "none" else Failing
             follow(kind(model, config), Link(GRACE))
+        assert not dist.is_initialized()
     except RankFailed as error:
         (out / f"failed-{rank}.txt").write_text(str(error))
         raise

@@ -26,6 +26,9 @@ from .vllm_process import building_an_engine
 
 T = TypeVar("T")
 
+# The process ends its requests at once; the seconds after that are its interpreter's own end, so it is killed.
+CLOSE_S = 1.5
+
 
 class VllmAsync:
     """`Engine` in a child process."""
@@ -118,7 +121,7 @@ class VllmAsync:
                 # Else it reports the end of the process that it listens to as an error.
                 engine.output_handler.cancel()
                 await asyncio.sleep(0)
-            await asyncio.to_thread(engine.shutdown)
+            await asyncio.to_thread(engine.shutdown, timeout=CLOSE_S)
             # Its finalizer shuts down once more, and cannot in an interpreter that is going down.
             engine.shutdown = _nothing
 

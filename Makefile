@@ -8,7 +8,7 @@ MAKEFLAGS += --no-print-directory
 SET ?= cpu
 PYTHON ?=
 BIN := .venv/bin
-BENCHMARKS := harness_efficiency journal_memory sandbox_local
+BENCH_MODELS := .cache/bench-tiny .cache/bench-smollm2
 INSTALL := requirements/install.sh $(SET) $(if $(PYTHON),--python $(PYTHON))
 
 .PHONY: help install install-dev quickstart test lint typecheck test-fast bench lock clean
@@ -25,8 +25,9 @@ install-dev:  ## the same with tests, linter and type checker
 quickstart: install  ## build the tiny model, train it on the Python-tool task, show the result
 	@$(BIN)/rz-agent train --env python
 
+# Starting engines is work for one core, so two tests at a time; more would only share two cores' memory.
 test: install-dev lint typecheck  ## every check and every test, as .ci/run does
-	@$(BIN)/pytest
+	@$(BIN)/pytest -n 2 --dist worksteal
 
 test-fast: install-dev  ## the tests that take seconds
 	@$(BIN)/pytest -m "not slow"
@@ -41,8 +42,16 @@ typecheck: install-dev  ## mypy --strict
 	@$(BIN)/mypy -p rz_agent
 	@$(BIN)/mypy --explicit-package-bases tests $(wildcard benchmarks/*.py)
 
-bench: install-dev  ## the measurements of benchmarks/
-	@for name in $(BENCHMARKS); do echo "== $$name"; $(BIN)/python benchmarks/$$name.py; done
+.cache/bench-%:
+	@$(BIN)/rz-agent model $* $@
+
+bench: install-dev $(BENCH_MODELS)  ## the measurements of benchmarks/, on an idle machine
+	$(BIN)/python benchmarks/harness_efficiency.py --model .cache/bench-smollm2
+	$(BIN)/python benchmarks/harness_efficiency.py --model .cache/bench-tiny --env python --episodes 256
+	$(BIN)/python benchmarks/learner_step.py --model .cache/bench-smollm2
+	$(BIN)/python benchmarks/learner_step.py --model .cache/bench-tiny --episodes 128 --tokens 64
+	$(BIN)/python benchmarks/journal_memory.py
+	$(BIN)/python benchmarks/sandbox_local.py
 
 lock: install-dev  ## write what is installed now into the CPU and developer lock files
 	@$(BIN)/python requirements/lock.py

@@ -26,3 +26,12 @@ class LengthyPythonMathEnv(PythonMathEnv):
     @reward
     def length(self, task: Task, episode: Episode) -> float:
         return len(episode.answer) / 40
+
+
+class LongTalkEnv(LengthEnv):
+    """Six turns of any text, with some 70 tokens to read between them."""
+
+    max_turns = 6
+
+    async def reply(self, text: str) -> str | None:
+        return "Tell me more about that, and do not forget what I asked first. " * 2

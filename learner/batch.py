@@ -112,10 +112,12 @@ class Batch:
         >>> s = Segment(token_ids=[1, 2], action_mask=[False, True], behaviour_logprobs=[nan, -1.0],
         ...             policy_version=[-1, 0])
         >>> Batch.of_segments([s, s]).locate(1)
-        'segment 1, token 1'
+        'segment 1, turn 0, token 1'
         """
         piece = next(p for p in reversed(self.pieces) if p.first <= index)
-        return f"{piece.name}, token {piece.actions[index - piece.first]}"
+        token = piece.actions[index - piece.first]
+        turn = next(n for n, tokens in enumerate(piece.segment.turns()) if token in tokens)
+        return f"{piece.name}, turn {turn}, token {token}"
 
 
 def _column(parts: Sequence[NDArray[Any]], dtype: type[Number]) -> NDArray[Number]:

@@ -26,9 +26,9 @@ from typing import Any, Literal, TypeVar
 from ..envs.action import Action
 from ..envs.env import AgentEnv, Step
 from ..envs.failure import mask_reason
-from ..errors import RzError
+from ..errors import MissingLogprob, NonFinite, RzError
 from ..trajectory import Int32, Sampling, Segment, Status, Trajectory
-from .conversation import Conversation, room
+from .conversation import Conversation, Turn, room
 from .dispatcher import EpisodeRequest, Signals, seed_of
 from .engine import Completion, Engine
 from .renderer import Renderer
@@ -159,20 +159,29 @@ class EpisodeRunner:
                 observation, _, terminated, truncated, _ = self._note(step, record)
                 if terminated or truncated:
                     return "ok" if terminated else "truncated"
-                turn = talk.observe(observation["messages"])
-                if turn.extends:
-                    record.open.context(turn.token_ids)
-                else:
-                    record.open_segment(self._segment(turn.token_ids))
+                self._hear(talk.observe(observation["messages"]), record)
         except _Reached as reached:
             self._note(await self._within_step(env.atruncate(reached.limit), "scoring"), record)
             return "truncated"
 
-    async def _sample(self, request: EpisodeRequest, signals: Signals, record: _Record) -> Completion:
-        """One turn of the policy; raises _Reached where a limit leaves no room for it."""
-        most = room(len(record.open), context=self._limits.context_len, cap=self._limits.max_tokens)
+    def _hear(self, turn: Turn, record: _Record) -> None:
+        """Take in what the environment said; raises _Reached where no turn may follow it.
+
+        What the policy never answers is left out: a segment ends with an action, within `context_len`.
+        """
         if record.turns >= self._limits.max_turns:
             raise _Reached("turns")
+        before = len(record.open) if turn.extends else 0
+        if not room(before + len(turn.token_ids), context=self._limits.context_len):
+            raise _Reached("tokens")
+        if turn.extends:
+            record.open.context(turn.token_ids)
+        else:
+            record.open_segment(self._segment(turn.token_ids))
+
+    async def _sample(self, request: EpisodeRequest, signals: Signals, record: _Record) -> Completion:
+        """One turn of the policy, in the segment; raises _Reached where a limit leaves no room for it."""
+        most = room(len(record.open), context=self._limits.context_len, cap=self._limits.max_tokens)
         if not most:
             raise _Reached("tokens")
         if not record.turns:
@@ -187,13 +196,16 @@ class EpisodeRunner:
                     stop_token_ids=self._renderer.stop_token_ids,
                     seed=seed_of(request.seed, record.turns) if self._seeded else None,
                 )
+            record.open.actions(completion)
         except TimeoutError:
             if not deadline.expired():
                 raise
             raise _Reached("time") from None
+        except (MissingLogprob, NonFinite) as error:
+            place = f"episode {request.episode_id}, turn {record.turns}"
+            raise type(error)(f"{place}: {error}") from error
         if not record.turns:
             signals.first_token(int(completion.versions[0]))
-        record.open.actions(completion)
         record.turns += 1
         record.prompt_tokens += completion.prompt_tokens
         record.cached_tokens += completion.cached_tokens

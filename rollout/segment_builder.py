@@ -15,7 +15,7 @@ from collections.abc import Iterable
 
 import numpy as np
 
-from ..errors import MissingLogprob
+from ..errors import MissingLogprob, NonFinite
 from ..trajectory import Int32, Sampling, Segment
 from .engine import Completion
 
@@ -60,13 +60,18 @@ class SegmentBuilder:
     def actions(self, completion: Completion) -> None:
         """Append what the engine sampled, token by token with its own record.
 
-        Raises MissingLogprob where the engine's three columns differ in length.
+        Raises MissingLogprob where the engine's three columns differ in length, NonFinite for a
+        log-probability that is none.
         """
         count = len(completion.token_ids)
         if not count == len(completion.logprobs) == len(completion.versions):
             raise MissingLogprob(
                 f"the engine returned {count} tokens, {len(completion.logprobs)} log-probabilities "
                 f"and {len(completion.versions)} versions: each sampled token needs one of each"
+            )
+        if bad := np.flatnonzero(~np.isfinite(completion.logprobs)).tolist():
+            raise NonFinite(
+                f"token {bad[0]} of {count} has the log-probability {completion.logprobs[bad[0]]}"
             )
         self._ids.extend(completion.token_ids.tolist())
         self._mask.extend([1] * count)

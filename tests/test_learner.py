@@ -335,7 +335,7 @@ def test_a_ratio_that_is_not_finite_updates_nothing(make: Make) -> None:
     rng = np.random.default_rng(0)
     far = segment(rng, [(2, 3)], logprobs=np.full(5, -200.0, np.float32))
     bad = group("bad", [(1.0, [segment(rng, [(2, 3)])]), (0.0, [far])])
-    with pytest.raises(NonFinite, match=r"episode bad\.1, segment 0, token 2: .*ratio = inf"):
+    with pytest.raises(NonFinite, match=r"episode bad\.1, segment 0, turn 0, token 2: .*ratio = inf"):
         learner.train([bad])
     assert learner.version == 0
     assert same_bits(learner.weights(), untouched.weights())

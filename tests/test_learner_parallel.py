@@ -88,7 +88,7 @@ def test_every_rank_reports_the_same(run: dict[str, Any], split: str) -> None:
 def test_a_bad_token_stops_every_rank_with_the_same_words(run: dict[str, Any], split: str) -> None:
     mine, theirs = (rank[split]["bad"] for rank in run["ranks"])
     assert mine == theirs
-    assert mine.startswith("episode bad.1, segment 0, token 2:")
+    assert mine.startswith("episode bad.1, segment 0, turn 0, token 2:")
 
 
 @pytest.mark.parametrize("split", SPLITS)

@@ -50,7 +50,7 @@ def test_ranks_stay_in_step_through_an_error_that_all_of_them_raise(tmp_path: Pa
         expected = alone.train(ragged_groups(seed))
         for figure in ("loss", "grad_norm", "is/d3", "update"):
             assert found[name][figure] == pytest.approx(expected[figure], rel=2e-4, abs=2e-5), figure
-    assert found["bad"].startswith("episode bad.1, segment 0, token 2:")
+    assert found["bad"].startswith("episode bad.1, segment 0, turn 0, token 2:")
     before, after = found["threads"]
     assert after < before  # a thread of a group that outlives the interpreter aborts the process
     alone.load(tmp_path / "checkpoint")

@@ -150,7 +150,7 @@ def test_a_log_probability_that_is_not_finite_stops_the_run_and_names_its_token(
     )
     logprobs = torch.full((len(batch),), -3.0)
     logprobs[4] = log_pi
-    with pytest.raises(NonFinite, match=rf"episode g\.0, segment 1, token 6: {what}"):
+    with pytest.raises(NonFinite, match=rf"episode g\.0, segment 1, turn 1, token 6: {what}"):
         require_finite(logprobs, torch.tensor(batch.behaviour_logprobs), batch.locate)
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import time
+from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
@@ -424,6 +425,31 @@ def test_a_reply_with_tool_calls_is_recognised_when_it_comes_back(renderer: Rend
     turn = talk.follow([USER, dict(reply), tool("5")])
     assert turn is not None
     assert turn.extends
+
+
+def test_tool_calls_of_a_history_that_a_client_sends_reach_the_template(qwen3: Renderer) -> None:
+    call = {"function": {"name": "python", "arguments": {"code": "print(2+3)"}}}
+    answered = {"role": "assistant", "content": "", "tool_calls": [call]}
+    text = qwen3.decode(qwen3.first([USER, answered, tool("5")]))
+    assert '<tool_call>\n{"name": "python", "arguments": {"code": "print(2+3)"}}\n</tool_call>' in text
+
+
+def test_conversations_that_take_turns_on_one_renderer_stay_apart(renderer: Renderer) -> None:
+    """As episodes in flight, or the agents of a client, do."""
+
+    def turns(talk: Conversation, name: str) -> Iterator[list[int]]:
+        yield talk.prompt.tolist()
+        for word in ("one", "two", "three"):
+            turn = talk.turn(say(renderer, f"{name} {word} {CALL}"), [tool(f"{name} {word}")])
+            assert turn.extends
+            yield turn.token_ids.tolist()
+
+    def begin(name: str) -> Conversation:
+        return Conversation(renderer, [{"role": "user", "content": name}])
+
+    together = list(zip(turns(begin("Ann"), "Ann"), turns(begin("Bob"), "Bob"), strict=True))
+    assert [ann for ann, _ in together] == list(turns(begin("Ann"), "Ann"))
+    assert [bob for _, bob in together] == list(turns(begin("Bob"), "Bob"))
 
 
 def test_speaking_twice_or_observing_silence_is_refused(renderer: Renderer) -> None:

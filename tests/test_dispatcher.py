@@ -1,0 +1,175 @@
+"""Episodes in flight: each is recorded once, failures end the run where they must, and nothing hangs.
+
+Scheduler and journal are the real ones; an episode is whatever each test says it is.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Literal
+
+import numpy as np
+import pytest
+from rz_agent.envs import Task
+from rz_agent.errors import MissingLogprob, RunStopped
+from rz_agent.journal import Journal
+from rz_agent.rollout.dispatcher import Dispatcher, EpisodeRequest, RunEpisode, Signals
+from rz_agent.rollout.scheduler import Scheduler
+from rz_agent.sandboxes.pool import InfraBreaker
+from rz_agent.trajectory import Segment, Trajectory
+
+GROUP_SIZE = 4
+
+
+@pytest.fixture
+def journal(tmp_path: Path) -> Iterator[Journal]:
+    with Journal.open(tmp_path / "journal.sqlite", run={}) as opened:
+        yield opened
+
+
+def played(request: EpisodeRequest, lost: str = "") -> Trajectory:
+    """One action of version 0; masked where something was lost."""
+    segment = Segment(
+        token_ids=np.array([5, 6], np.int32),
+        action_mask=np.array([False, True]),
+        behaviour_logprobs=np.array([np.nan, -1.0], np.float32),
+        policy_version=np.array([-1, 0], np.int32),
+    )
+    return Trajectory(
+        episode_id=request.episode_id,
+        group_id=request.group_id,
+        task_id=request.task.id,
+        segments=(segment,),
+        reward=0.0,
+        status="masked" if lost else "ok",
+        mask_reason=lost,
+    )
+
+
+def episodes(answer: Callable[[EpisodeRequest], Trajectory]) -> RunEpisode:
+    async def run(request: EpisodeRequest, signals: Signals) -> Trajectory:
+        signals.first_request()
+        signals.first_token(0)
+        await asyncio.sleep(0)
+        return answer(request)
+
+    return run
+
+
+async def run_to_the_end(
+    journal: Journal,
+    run_episode: RunEpisode,
+    *,
+    updates: int,
+    in_flight: int = 16,
+    on_infra_failure: Literal["mask", "retry", "stop"] = "mask",
+) -> None:
+    """All updates, on an engine that serves version 0; half of the last 8 episodes may fail."""
+    scheduler = Scheduler(groups_per_batch=2, group_size=GROUP_SIZE, max_lag=64, total_updates=updates)
+    scheduler.acknowledged("engine", 0)
+    dispatcher = Dispatcher(
+        scheduler=scheduler,
+        journal=journal,
+        run_episode=run_episode,
+        task_at=lambda position: Task(id=f"t{position}", prompt="Go."),
+        group_size=GROUP_SIZE,
+        episodes_in_flight=in_flight,
+        seed=0,
+        breaker=InfraBreaker(share=0.5, window=8),
+        on_infra_failure=on_infra_failure,
+    )
+    running = asyncio.create_task(dispatcher.run())
+    for update in range(updates):
+        batch = asyncio.create_task(dispatcher.next_batch())
+        await asyncio.wait({running, batch}, timeout=20, return_when=asyncio.FIRST_COMPLETED)
+        if running.done() or not batch.done():
+            batch.cancel()
+            break
+        scheduler.completed(update)
+        dispatcher.wake()
+    await asyncio.wait_for(running, 20)
+
+
+def recorded(journal: Journal) -> list[Trajectory]:
+    return [t for record in journal.groups() for t in journal.episodes(record.group_id).values()]
+
+
+def test_a_run_in_which_everything_fails_stops_with_exit_code_3_and_keeps_its_record(
+    journal: Journal,
+) -> None:
+    with pytest.raises(RunStopped, match=r"100% of the last 8 episodes lost their sandbox") as stopped:
+        asyncio.run(run_to_the_end(journal, episodes(lambda r: played(r, "no sandbox")), updates=9))
+    assert stopped.value.exit_code == 3
+    assert len(recorded(journal)) >= 8
+    assert {episode.mask_reason for episode in recorded(journal)} == {"no sandbox"}
+
+
+def test_a_lost_episode_leaves_its_group_to_the_others_and_the_run_goes_on(journal: Journal) -> None:
+    def first_of_each_group_is_lost(request: EpisodeRequest) -> Trajectory:
+        return played(request, "" if request.index else "sandbox died")
+
+    asyncio.run(run_to_the_end(journal, episodes(first_of_each_group_is_lost), updates=3))
+    names = [record.group_id for record in journal.groups()]
+    assert len(names) == 6
+    assert all(len(journal.group(name).kept) == GROUP_SIZE - 1 for name in names)
+
+
+def test_a_group_that_is_lost_whole_is_replaced_by_the_next_task(journal: Journal) -> None:
+    def second_group_is_lost(request: EpisodeRequest) -> Trajectory:
+        return played(request, "sandbox died" if request.group_id == "g0000001" else "")
+
+    asyncio.run(run_to_the_end(journal, episodes(second_group_is_lost), updates=2))
+    assert [record.task_id for record in journal.groups()] == ["t0", "t1", "t2", "t3", "t4"]
+
+
+def test_an_error_that_is_no_outcome_of_an_episode_ends_the_run_for_all_of_them(journal: Journal) -> None:
+    async def hangs_but_for_one(request: EpisodeRequest, signals: Signals) -> Trajectory:
+        if request.episode_id == "g0000001-2":
+            raise MissingLogprob("token 3 has no log-probability")
+        await asyncio.sleep(3600)
+        return played(request)
+
+    with pytest.raises(MissingLogprob, match="token 3"):
+        asyncio.run(run_to_the_end(journal, hangs_but_for_one, updates=9))
+    assert recorded(journal) == []
+
+
+def test_retry_plays_a_lost_episode_once_more_with_the_same_seed_and_records_one(journal: Journal) -> None:
+    seen: dict[str, list[int]] = {}
+
+    def lost_at_first(request: EpisodeRequest) -> Trajectory:
+        seeds = seen.setdefault(request.episode_id, [])
+        seeds.append(request.seed)
+        return played(request, "sandbox died" if len(seeds) == 1 else "")
+
+    asyncio.run(run_to_the_end(journal, episodes(lost_at_first), updates=1, on_infra_failure="retry"))
+    assert [episode.masked for episode in recorded(journal)] == [False] * 2 * GROUP_SIZE
+    assert all(len(seeds) == 2 and seeds[0] == seeds[1] for seeds in seen.values())
+    assert len(journal.events("retry")) == len(seen) == 2 * GROUP_SIZE
+
+
+def test_stop_ends_the_run_at_the_first_lost_episode(journal: Journal) -> None:
+    lost = episodes(lambda r: played(r, "disk full"))
+    with pytest.raises(RunStopped, match="lost its infrastructure: disk full"):
+        asyncio.run(run_to_the_end(journal, lost, updates=9, on_infra_failure="stop"))
+
+
+def test_hundreds_of_episodes_are_in_flight_at_once_and_no_more_than_allowed(journal: Journal) -> None:
+    running, most, full = 0, 0, asyncio.Event()
+
+    async def waits_for_the_others(request: EpisodeRequest, signals: Signals) -> Trajectory:
+        nonlocal running, most
+        running += 1
+        most = max(most, running)
+        if running == 300:
+            await asyncio.sleep(0.2)  # time to start one too many
+            full.set()
+        await full.wait()
+        running -= 1
+        return played(request)
+
+    asyncio.run(run_to_the_end(journal, waits_for_the_others, updates=40, in_flight=300))
+    assert most == 300
+    assert len(recorded(journal)) == 40 * 2 * GROUP_SIZE

@@ -28,13 +28,17 @@ def operations(name: OperationsName, device: str = "cpu") -> Operations:
         raise ConfigError(
             source="kernels", key="name", value=name, remedy='Use "aligned", "standard" or "reference".'
         )
+    if device.partition(":")[0] == "cuda":
+        from .cuda import AlignedCuda
+
+        return AlignedCuda()
     if device != "cpu":
         raise ConfigError(
             source="kernels",
             key="device",
             value=device,
             why="has no aligned kernels.",
-            remedy='Use device = "cpu", or kernels = "standard".',
+            remedy='Use device "cpu" or "cuda", or kernels = "standard".',
         )
     from .cpu import AlignedCpu
 

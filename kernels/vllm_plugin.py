@@ -1,6 +1,6 @@
-"""The entry point that vLLM calls in each of its processes: a CPU engine batch invariant and updatable.
+"""The entry point that vLLM calls in each of its processes: an engine batch invariant and updatable.
 
-What it changes, and only for engines that asked (see vllm_settings):
+What it changes on a CPU, and only for engines that asked (see vllm_settings; vllm_cuda is for CUDA):
 
     linear layers   one product for every number of rows ("aligned"), parameters kept ("aligned", "standard")
     attention       requests cut into pseudo requests, no split over keys                       ("aligned")
@@ -22,14 +22,14 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from . import cpu_attention, cpu_library, vllm_linear, vllm_versions
+from . import cpu_attention, cpu_library, vllm_linear, vllm_stamps, vllm_versions
 from .vllm_settings import kernels_of
 
 _MARK = "rz_agent_original"
 
 
 def install() -> None:
-    """Register the transfer engine and, on a CPU, wrap the functions named above."""
+    """Register the transfer engine and wrap the functions of this platform."""
     from vllm.distributed.weight_transfer.factory import WeightTransferEngineFactory
     from vllm.platforms import current_platform
 
@@ -37,8 +37,22 @@ def install() -> None:
     if "rz" not in WeightTransferEngineFactory._registry:
         module = f"{__package__}.vllm_weights"
         WeightTransferEngineFactory.register_engine("rz", module, "RzWeightTransferEngine")
+    if not vllm_versions.tags_versions():
+        _install_stamps()
     if current_platform.is_cpu():
         _install_cpu()
+    elif current_platform.is_cuda():
+        # Here, because it needs Triton, which a CPU engine does not.
+        from . import vllm_cuda
+
+        vllm_cuda.install(_wrap)
+
+
+def _install_stamps() -> None:
+    from vllm.v1.core.sched.scheduler import Scheduler
+
+    _wrap(Scheduler, "schedule", vllm_stamps.schedule)
+    _wrap(Scheduler, "update_from_output", vllm_stamps.update_from_output)
 
 
 def _install_cpu() -> None:

@@ -4,6 +4,9 @@
 configuration, into every process it starts, so nothing depends on environment variables and two engines of
 one process may differ. An engine without the entry is not ours, and every function of the plugin passes
 through to vLLM's own.
+
+The version of the weights that an engine holds is in the same entry: worker and scheduler of an engine share
+its configuration, in one process and one thread.
 """
 
 from __future__ import annotations
@@ -13,11 +16,12 @@ from typing import Any, Literal, cast
 KernelsName = Literal["aligned", "standard"]
 
 _KEY = "rz_agent"
+_VERSION = "version"
 
 
-def additional_config(kernels: KernelsName) -> dict[str, Any]:
-    """The entry to pass as `additional_config` when an engine is built."""
-    return {_KEY: {"kernels": kernels}}
+def additional_config(kernels: KernelsName, version: int) -> dict[str, Any]:
+    """The entry to pass as `additional_config` when an engine is built that begins with a version."""
+    return {_KEY: {"kernels": kernels, _VERSION: version}}
 
 
 def kernels_of(vllm_config: Any) -> KernelsName | None:
@@ -26,3 +30,13 @@ def kernels_of(vllm_config: Any) -> KernelsName | None:
     if not isinstance(extra, dict) or _KEY not in extra:
         return None
     return cast(KernelsName, extra[_KEY]["kernels"])
+
+
+def version_of(vllm_config: Any) -> int:
+    """The version of the weights that an engine of ours holds."""
+    return int(vllm_config.additional_config[_KEY][_VERSION])
+
+
+def set_version(vllm_config: Any, version: int) -> None:
+    """The engine of this configuration now holds that version."""
+    vllm_config.additional_config[_KEY][_VERSION] = version

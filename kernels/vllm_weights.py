@@ -26,7 +26,7 @@ from vllm.distributed.weight_transfer.base import (
 
 from ..errors import RunStopped
 from ..weight_store import tensor_checksum
-from . import vllm_versions
+from . import vllm_settings, vllm_versions
 from .vllm_child import belong_to_parent
 from .vllm_linear import engine_linears
 
@@ -64,7 +64,9 @@ class RzWeightTransferEngine(WeightTransferEngine):  # type: ignore[misc]
         belong_to_parent()
 
     def start_weight_update(self) -> None:
-        pass
+        if self.device.type == "cuda":
+            # A step may still be reading the weights that are about to be written.
+            torch.cuda.synchronize()
 
     def receive_weights(self, update_info: RzUpdate) -> None:
         tensors = load_file(update_info.path)
@@ -75,6 +77,7 @@ class RzWeightTransferEngine(WeightTransferEngine):  # type: ignore[misc]
         check_weights(self.model, update_info.checksums, update_info.version)
         for _, linear in engine_linears(self.model):
             linear.refresh(update_info.version)
+        vllm_settings.set_version(self.vllm_config, update_info.version)
 
     def finish_weight_update(self) -> None:
         pass

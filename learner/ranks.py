@@ -147,7 +147,7 @@ class Link:
         return heard[0]
 
     def leave(self) -> None:
-        """End this rank's part in every process group. Only in step: a group with work left would wait for it."""
+        """End this rank's part in every process group. Only in step: a group with work left waits for it."""
         del self._calls, self._outcomes  # a group's threads end when nobody names it any more
         parallel_state.destroy_model_parallel()
         dist.destroy_process_group()

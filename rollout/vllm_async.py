@@ -15,18 +15,17 @@ import itertools
 from collections.abc import Awaitable, Sequence
 from typing import Any, TypeVar
 
-from ..errors import ConfigError
 from ..kernels import vllm_versions
 from ..trajectory import Float32, Sampling
 from ..weight_store import WeightManifest
-from . import vllm_request
+from . import vllm_device, vllm_request
 from .engine import Completion, EngineDead
 from .engine_config import EngineConfig
 from .vllm_process import building_an_engine
 
 T = TypeVar("T")
 
-# The process ends its requests at once; the seconds after that are its interpreter's own end, so it is killed.
+# The process ends its requests at once; what takes longer is its interpreter's own end, so it is killed.
 CLOSE_S = 1.5
 
 
@@ -34,16 +33,8 @@ class VllmAsync:
     """`Engine` in a child process."""
 
     def __init__(self, config: EngineConfig) -> None:
-        if not vllm_versions.tags_versions():
-            raise ConfigError(
-                source="engine",
-                key="mode",
-                value="async",
-                why="needs an engine that tags tokens with their weight version; this vLLM does not.",
-                remedy='Use mode = "inprocess", or vLLM 0.32.',
-            )
         self.config = config
-        self.contract = vllm_request.contract_of(config)
+        self.contract = vllm_device.contract_of(config)
         self._version = config.initial_version
         self._manifest: WeightManifest | None = None
         self._request_ids = itertools.count()
@@ -63,7 +54,7 @@ class VllmAsync:
             from vllm.distributed.weight_transfer.base import WeightTransferInitRequest
 
             await self._engine.init_weight_transfer_engine(WeightTransferInitRequest(init_info={}))
-            await self._engine.update_weight_version(str(self._version))
+            await vllm_versions.tag_async(self._engine, self._version)
         except Exception as error:
             raise self._die(f"the engine did not start: {error}", error) from error
 
@@ -71,7 +62,7 @@ class VllmAsync:
         from vllm.engine.arg_utils import AsyncEngineArgs
         from vllm.v1.engine.async_llm import AsyncLLM
 
-        with building_an_engine(self.config.threads):
+        with building_an_engine(self.config.threads, vllm_device.environment(self.config)):
             return AsyncLLM.from_engine_args(AsyncEngineArgs(**vllm_request.engine_args(self.config)))
 
     async def generate(
@@ -93,7 +84,7 @@ class VllmAsync:
             seed=seed,
         )
         prompt = vllm_request.prompt(prompt_ids, images, str(self._version))
-        return vllm_request.completion(await self._alive(self._last_output(prompt, params)), None)
+        return vllm_request.completion(await self._alive(self._last_output(prompt, params)))
 
     async def score(self, ids: Sequence[int], *, temperature: float = 1.0, cold: bool = True) -> Float32:
         params = vllm_request.scoring_params(self.config, prompt_tokens=len(ids), temperature=temperature)
@@ -149,7 +140,7 @@ class VllmAsync:
         await engine.update_weights(
             WeightTransferUpdateRequest(update_info=vllm_request.update_info(manifest))
         )
-        await engine.finish_weight_update(str(manifest.version))
+        await vllm_versions.finish_update_async(engine, manifest.version)
         # Running requests go back to the queue and are prefilled again under the new weights.
         await engine.reset_prefix_cache(reset_running_requests=True)
         await engine.reset_mm_cache()

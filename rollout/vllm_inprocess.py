@@ -19,15 +19,13 @@ import queue
 import threading
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future, InvalidStateError
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any, TypeVar
 
-import numpy as np
-
 from ..kernels import vllm_versions
-from ..trajectory import Float32, Int32, Sampling
+from ..trajectory import Float32, Sampling
 from ..weight_store import WeightManifest
-from . import vllm_request
+from . import vllm_device, vllm_request
 from .engine import Completion, EngineDead
 from .engine_config import EngineConfig
 from .vllm_process import building_an_engine, release
@@ -43,24 +41,16 @@ class _Command:
     then: Future[Any]
 
 
-@dataclass(slots=True)
-class _Running:
-    """A request in the engine: who waits, and the version of each token where vLLM does not say."""
-
-    then: Future[Any]
-    versions: list[int] = field(default_factory=list)
-
-
 class VllmInProcess:
     """`Engine` in a daemon thread."""
 
     def __init__(self, config: EngineConfig) -> None:
         self.config = config
-        self.contract = vllm_request.contract_of(config)
+        self.contract = vllm_device.contract_of(config)
         self._version = config.initial_version
         self._manifest: WeightManifest | None = None
         self._commands: queue.SimpleQueue[_Command | None] = queue.SimpleQueue()
-        self._running: dict[str, _Running] = {}
+        self._running: dict[str, Future[Any]] = {}  # who waits for each request in the engine
         self._request_ids = itertools.count()
         self._dead: EngineDead | None = None
         # Held while a command is queued and while death is declared, so that no command falls in between.
@@ -97,16 +87,12 @@ class VllmInProcess:
             stop_token_ids=stop_token_ids,
             seed=seed,
         )
-        own_tags = not vllm_versions.tags_versions()
-        output, versions = await self._request(prompt_ids, params, images=images, salt=None)
-        tagged: Int32 | None = np.asarray(versions, dtype=np.int32) if own_tags else None
-        return vllm_request.completion(output, tagged)
+        return vllm_request.completion(await self._request(prompt_ids, params, images=images, salt=None))
 
     async def score(self, ids: Sequence[int], *, temperature: float = 1.0, cold: bool = True) -> Float32:
         params = vllm_request.scoring_params(self.config, prompt_tokens=len(ids), temperature=temperature)
         salt = f"score-{next(self._request_ids)}" if cold else None
-        output, _ = await self._request(ids, params, images=(), salt=salt)
-        return vllm_request.scores(output)
+        return vllm_request.scores(await self._request(ids, params, images=(), salt=salt))
 
     async def update(self, manifest: WeightManifest) -> None:
         await self._do(lambda: self._update(manifest))
@@ -140,7 +126,7 @@ class VllmInProcess:
 
     async def _request(
         self, ids: Sequence[int], params: Any, *, images: Sequence[bytes], salt: str | None
-    ) -> tuple[Any, list[int]]:
+    ) -> Any:
         name = str(next(self._request_ids))
         then: Future[Any] = Future()
 
@@ -150,14 +136,13 @@ class VllmInProcess:
                 return
             vllm_request.check_ids(ids, self._engine.model_config.get_vocab_size())
             self._engine.add_request(name, prompt, params)
-            self._running[name] = _Running(then)
+            self._running[name] = then
 
         admitted: Future[None] = Future()
         self._put(_Command(admit, admitted))
         try:
             await asyncio.wrap_future(admitted)
-            result: tuple[Any, list[int]] = await asyncio.wrap_future(then)
-            return result
+            return await asyncio.wrap_future(then)
         except asyncio.CancelledError:
             then.cancel()
             # Not awaited: the caller is gone, and a dead engine has nothing left to abort.
@@ -196,7 +181,7 @@ class VllmInProcess:
 
         # OpenMP counts threads for each thread that opens a parallel region.
         torch.set_num_threads(self.config.threads)
-        with building_an_engine(self.config.threads):
+        with building_an_engine(self.config.threads, vllm_device.environment(self.config)):
             vllm_config = EngineArgs(**vllm_request.engine_args(self.config)).create_engine_config()
             self._engine = LLMEngine(
                 vllm_config,
@@ -206,7 +191,7 @@ class VllmInProcess:
                 multiprocess_mode=False,
             )
         self._engine.collective_rpc("init_weight_transfer_engine", kwargs={"init_info": {}})
-        self._tag_version()
+        vllm_versions.tag(self._engine, self._version)
 
     def _turn(self) -> bool:
         """All waiting commands, then one step. False when the engine is to close."""
@@ -224,14 +209,10 @@ class VllmInProcess:
         return True
 
     def _deliver(self, output: Any) -> None:
-        request = self._running[output.request_id]
-        if not vllm_versions.tags_versions():
-            new = len(output.outputs[0].token_ids) - len(request.versions)
-            request.versions += [self._version] * new
         if output.finished:
-            del self._running[output.request_id]
-            if request.then.set_running_or_notify_cancel():
-                request.then.set_result((output, request.versions))
+            then = self._running.pop(output.request_id)
+            if then.set_running_or_notify_cancel():
+                then.set_result(output)
 
     def _abort(self, name: str) -> None:
         if self._running.pop(name, None) is not None:
@@ -249,17 +230,13 @@ class VllmInProcess:
             self._engine.reset_mm_cache()
             self._engine.reset_encoder_cache()
             self._version, self._manifest = manifest.version, manifest
-            self._tag_version()
+            vllm_versions.tag(self._engine, self._version)
         except BaseException as error:
             # Half of the weights may be new: nothing may be sampled from them.
             dead = EngineDead(f"the update to version {manifest.version} failed: {error}")
             dead.__cause__ = error
             self._die(dead)
             raise dead from error
-
-    def _tag_version(self) -> None:
-        if vllm_versions.tags_versions():
-            self._engine.set_weight_version(str(self._version))
 
     def _checksums(self) -> dict[str, str]:
         names = [] if self._manifest is None else list(self._manifest.checksums)
@@ -274,8 +251,8 @@ class VllmInProcess:
             while not self._commands.empty():
                 if (command := self._commands.get()) is not None:
                     _fail(command.then, self._dead)
-        for request in self._running.values():
-            _fail(request.then, self._dead)
+        for then in self._running.values():
+            _fail(then, self._dead)
         self._running.clear()
 
     def _shut_down(self) -> None:

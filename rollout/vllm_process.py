@@ -10,12 +10,14 @@ from __future__ import annotations
 import gc
 import os
 import random
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
 import numpy as np
 import torch
+
+from ..kernels import vllm_versions
 
 
 def release(engine: Any) -> None:
@@ -25,7 +27,7 @@ def release(engine: Any) -> None:
     it would also run later, when the engine is collected.
     """
     client = engine.engine_core
-    client._finalizer.detach()
+    vllm_versions.keep_process_groups(client)
     client.engine_core.model_executor.shutdown()
     client.engine_core.scheduler.shutdown()
     # Building it froze every object of the process out of garbage collection.
@@ -33,13 +35,17 @@ def release(engine: Any) -> None:
 
 
 @contextmanager
-def building_an_engine(threads: int) -> Iterator[None]:
-    """Around the construction of an engine; child processes inherit `threads` as their OpenMP threads."""
+def building_an_engine(threads: int, settings: Mapping[str, str] | None = None) -> Iterator[None]:
+    """Around the construction of an engine; child processes inherit `threads` as their OpenMP threads.
+
+    settings  what else vLLM takes from the environment, see `vllm_device`
+    """
     wanted = {
         "OMP_NUM_THREADS": str(threads),
         "VLLM_LOGGING_LEVEL": "ERROR",
         # For the one token that a score of a full context samples and throws away; see engine_args.
         "VLLM_ALLOW_LONG_MAX_MODEL_LEN": "1",
+        **(settings or {}),
     }
     before = {name: os.environ.get(name) for name in (*wanted, "LD_PRELOAD")}
     random_state, numpy_state, torch_state = random.getstate(), np.random.get_state(), torch.get_rng_state()

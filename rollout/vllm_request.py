@@ -15,10 +15,10 @@ from typing import Any, cast
 import numpy as np
 
 from ..errors import ConfigError, MissingLogprob, NonFinite
-from ..kernels import operations, vllm_settings
-from ..kernels.contract import contract_hash
+from ..kernels import vllm_settings, vllm_versions
 from ..trajectory import Float32, Int32, Sampling
 from ..weight_store import WeightManifest
+from . import vllm_device
 from .engine import Completion, FinishReason
 from .engine_config import EngineConfig
 
@@ -40,7 +40,6 @@ def engine_args(config: EngineConfig) -> dict[str, Any]:
         "block_size": config.block_size,
         "kv_cache_memory_bytes": int(config.kv_cache_gb * _GIB),
         "seed": config.seed,
-        "enforce_eager": True,
         "enable_prefix_caching": True,
         "skip_tokenizer_init": True,
         "generation_config": "vllm",
@@ -48,9 +47,10 @@ def engine_args(config: EngineConfig) -> dict[str, Any]:
         "disable_log_stats": True,
         "weight_transfer_config": {"backend": "rz"},
         "worker_extension_cls": "rz_agent.kernels.vllm_weights.RzWorker",
-        "additional_config": vllm_settings.additional_config(config.kernels),
+        "additional_config": vllm_settings.additional_config(config.kernels, config.initial_version),
         # The class and not the name "uni", which vLLM turns into one more process on a CPU.
         "distributed_executor_backend": UniProcExecutor,
+        **vllm_device.engine_args(config),
     }
 
 
@@ -65,16 +65,6 @@ def _check_context(config: EngineConfig) -> None:
             why=f"is more than the model's max_position_embeddings = {longest}.",
             remedy=f"Use at most {longest}.",
         )
-
-
-def contract_of(config: EngineConfig) -> str:
-    """The learner's contract for aligned kernels; for stock ones a hash that no learner has."""
-    aligned = operations("aligned", "cpu")
-    return (
-        aligned.contract()
-        if config.kernels == "aligned"
-        else contract_hash("stock", {"as": aligned.contract()})
-    )
 
 
 def prompt(ids: Sequence[int], images: Sequence[bytes], salt: str) -> dict[str, Any]:
@@ -167,22 +157,14 @@ def _params(**chosen: Any) -> Any:
     )
 
 
-def completion(output: Any, tagged: Int32 | None) -> Completion:
-    """Check and convert a finished RequestOutput.
-
-    tagged  int32[n] where our own code tagged the versions; None where vLLM did.
-    """
+def completion(output: Any) -> Completion:
+    """Check and convert a finished RequestOutput."""
     sampled = output.outputs[0]
     token_ids = np.asarray(sampled.token_ids, dtype=np.int32)
-    versions = _spans(sampled.weight_versions, len(token_ids)) if tagged is None else tagged
-    if len(versions) != len(token_ids):
-        raise MissingLogprob(
-            f"request {output.request_id}: {len(versions)} versions for {len(token_ids)} tokens"
-        )
     return Completion(
         token_ids=token_ids,
         logprobs=_logprobs(sampled.logprobs, token_ids, output.request_id),
-        versions=versions,
+        versions=vllm_versions.token_versions(output),
         finish_reason=_finish_reason(sampled.finish_reason, output.request_id),
         prompt_tokens=len(output.prompt_token_ids),
         cached_tokens=output.num_cached_tokens or 0,
@@ -224,16 +206,6 @@ def _checked(of_ids: Sequence[int], values: Sequence[float], token_ids: Int32, r
     if bad := np.flatnonzero(~(np.isfinite(logprobs) & (logprobs <= 0))).tolist():
         raise NonFinite(f"request {request}: token {bad[0]} has log-probability {logprobs[bad[0]]}")
     return logprobs
-
-
-def _spans(spans: Any, count: int) -> Int32:
-    """[(version, start, end), ...] over the output tokens -> int32[count]; -1 where none covers a token."""
-    versions = np.full(count, -1, dtype=np.int32)
-    for span in spans or ():
-        versions[span.start : span.end] = int(span.version)
-    if missing := np.flatnonzero(versions < 0).tolist():
-        raise MissingLogprob(f"token {missing[0]} of {count} came without a weight version")
-    return versions
 
 
 def _finish_reason(reason: str | None, request: str) -> FinishReason:

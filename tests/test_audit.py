@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from rz_agent.kernels import operations
+from rz_agent.kernels import operations, vllm_versions
 from rz_agent.learner.audit import Audit, AuditReport, ColdScore, chosen, different_bits
 from rz_agent.learner.learner import Learner
 from rz_agent.learner.learner_config import LearnerConfig
@@ -178,7 +178,7 @@ def test_a_skipped_weight_update_reads_as_the_version_before(
 
     def skip(manifest: WeightManifest) -> None:
         bench.engine._version = manifest.version
-        bench.engine._tag_version()
+        vllm_versions.tag(bench.engine._engine, manifest.version)
         bench.engine._engine.reset_prefix_cache(reset_running_requests=True)
 
     monkeypatch.setattr(bench.engine, "_update", skip)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import math
 import multiprocessing
 import os
 import random
@@ -12,14 +13,16 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
 from pydantic import ValidationError
-from rz_agent.errors import NonFinite
-from rz_agent.kernels import operations
+from rz_agent.errors import MissingLogprob, NonFinite
+from rz_agent.kernels import operations, vllm_versions
+from rz_agent.rollout import vllm_request
 from rz_agent.rollout.engine import EngineDead
 from rz_agent.rollout.engine_config import EngineConfig
 from rz_agent.rollout.vllm_inprocess import VllmInProcess
@@ -184,6 +187,68 @@ def test_a_prompt_of_one_token_scores_as_nan_alone() -> None:
     scored = asyncio.run(engine_of("tied").engine.score([7]))
     assert scored.shape == (1,)
     assert np.isnan(scored[0])
+
+
+# --- vLLM's answers ---------------------------------------------------------------------------------------
+
+
+def answer(**changes: Any) -> SimpleNamespace:
+    """What vLLM gives for a finished request of three tokens, the last one after an update to version 5."""
+    spans = [SimpleNamespace(version="4", start=0, end=2), SimpleNamespace(version="5", start=2, end=3)]
+    logprobs = SimpleNamespace(token_ids=[7, 8, 9], logprobs=[-0.5, 0.0, -2.0])
+    sampled = {
+        "token_ids": [7, 8, 9],
+        "logprobs": logprobs,
+        "weight_versions": spans,
+        "finish_reason": "stop",
+    }
+    return SimpleNamespace(
+        request_id="r1",
+        prompt_token_ids=[1, 2],
+        num_cached_tokens=None,
+        outputs=[SimpleNamespace(**(sampled | changes))],
+    )
+
+
+def flat(token_ids: list[int], logprobs: list[float]) -> SimpleNamespace:
+    return SimpleNamespace(token_ids=token_ids, logprobs=logprobs)
+
+
+@pytest.fixture
+def engine_tags_versions(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(vllm_versions, "tags_versions", lambda: True)
+
+
+@pytest.mark.usefixtures("engine_tags_versions")
+def test_the_spans_of_an_answer_give_every_token_its_version() -> None:
+    made = vllm_request.completion(answer())
+    assert made.token_ids.tolist() == [7, 8, 9]
+    assert made.logprobs.tolist() == [-0.5, 0.0, -2.0]
+    assert made.versions.tolist() == [4, 4, 5]
+    assert (made.finish_reason, made.prompt_tokens, made.cached_tokens) == ("stop", 2, 0)
+
+
+@pytest.mark.usefixtures("engine_tags_versions")
+@pytest.mark.parametrize(
+    ("changes", "error", "named"),
+    [
+        ({"logprobs": None}, MissingLogprob, "3 tokens without log-probabilities"),
+        ({"logprobs": flat([7, 8], [-1, -1])}, MissingLogprob, "2 log-probabilities for 3 tokens"),
+        ({"logprobs": flat([7, 8, 9], [-1, -1])}, MissingLogprob, "2 log-probabilities for 3 tokens"),
+        ({"logprobs": flat([7, 9, 8], [-1, -1, -1])}, MissingLogprob, "token 1 is 8, .* that of 9"),
+        ({"logprobs": flat([7, 8, 9], [-1, -math.inf, -1])}, NonFinite, "token 1 .* -inf"),
+        ({"logprobs": flat([7, 8, 9], [-1, -1, math.nan])}, NonFinite, "token 2 .* nan"),
+        ({"logprobs": flat([7, 8, 9], [0.1, -1, -1])}, NonFinite, "token 0 .* 0.1"),
+        ({"weight_versions": None}, MissingLogprob, "token 0 of 3 came without a weight version"),
+        ({"weight_versions": answer().outputs[0].weight_versions[:1]}, MissingLogprob, "token 2 of 3"),
+        ({"finish_reason": "error"}, RuntimeError, "request r1 ended with finish_reason 'error'"),
+    ],
+)
+def test_an_answer_that_lacks_something_of_a_token_is_an_error_and_never_filled_in(
+    changes: dict[str, Any], error: type[Exception], named: str
+) -> None:
+    with pytest.raises(error, match=named):
+        vllm_request.completion(answer(**changes))
 
 
 # --- the prefix cache -------------------------------------------------------------------------------------

@@ -7,7 +7,7 @@ import threading
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import pytest
 from hypothesis import given
@@ -183,5 +183,35 @@ def test_replacements_that_die_too_end_the_pool_instead_of_starting_for_ever() -
                 await engine.close()
             with pytest.raises(EngineDead, match=f"{MAX_DEATHS} engines died since the last update"):
                 await pool.generate([1, 2], PLAIN, max_tokens=1, stop_token_ids=(), seed=0)
+
+    asyncio.run(go())
+
+
+class Refusing:
+    """An engine that is well and has no room for what it is asked."""
+
+    version, contract, asked = 0, "", 0
+
+    async def start(self) -> None:
+        pass
+
+    async def generate(self, *_: object, **__: object) -> None:
+        self.asked += 1
+        raise ValueError("a prompt of 9 tokens leaves no room")
+
+    async def close(self) -> None:
+        pass
+
+
+def test_a_request_that_cannot_be_served_is_asked_once_and_costs_no_engine() -> None:
+    async def go() -> None:
+        engines = [Refusing(), Refusing()]
+        pool = EnginePool([cast(Engine, engine) for engine in engines], block_size=BLOCK)
+        await pool.start()
+        with pytest.raises(ValueError, match="leaves no room"):
+            await pool.generate([1] * 9, PLAIN, max_tokens=1, stop_token_ids=(), seed=0)
+        assert sum(engine.asked for engine in engines) == 1
+        assert len(pool.engines) == 2
+        await pool.close()
 
     asyncio.run(go())

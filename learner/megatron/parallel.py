@@ -7,6 +7,7 @@ keeps its groups per process, so all learners of a process must be split the sam
 
 from __future__ import annotations
 
+import atexit
 import os
 from dataclasses import dataclass
 
@@ -83,8 +84,16 @@ def _join() -> None:
     else:
         store = dist.HashStore()  # type: ignore[attr-defined]
         dist.init_process_group(backend, store=store, rank=0, world_size=1)
+        if torch.cuda.is_available():
+            atexit.register(_leave)
     if torch.cuda.is_available() and "LOCAL_RANK" in os.environ:
         torch.cuda.set_device(int(os.environ["LOCAL_RANK"]))
+
+
+def _leave() -> None:
+    """NCCL warns of a process that ends with its group."""
+    if dist.is_initialized():
+        dist.destroy_process_group()
 
 
 def _split(tensor: int, pipeline: int) -> None:

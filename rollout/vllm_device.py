@@ -1,0 +1,72 @@
+"""What an engine is told because of the device it runs on: the GPU where torch has one, else the CPU.
+
+One module, so that everything else of the rollout side is the same on both. On CUDA an engine runs its
+steps as full CUDA graphs and without Inductor, whose fusions have bits that no separate call reproduces.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from ..errors import ConfigError
+from ..kernels import operations
+from ..kernels.contract import contract_hash
+from .engine_config import EngineConfig
+
+# vLLM refuses to start where less of the GPU is free than it may use. The size of its cache is given, so
+# this share need only hold the weights of a small model beside a learner's.
+_MEMORY_SHARE = 0.1
+
+
+def device() -> str:
+    """ "cuda" or "cpu"."""
+    return "cuda" if torch.cuda.is_available() else "cpu"
+
+
+def contract_of(config: EngineConfig) -> str:
+    """The learner's contract for aligned kernels; for stock ones a hash that no learner has.
+
+    Raises ConfigError for a dtype without aligned kernels on this device.
+    """
+    place = device()
+    if config.kernels == "standard" and place == "cuda":
+        from ..kernels import cuda_library
+
+        return contract_hash("stock", cuda_library.describe())
+    if place == "cuda" and config.dtype != "bfloat16":
+        raise ConfigError(
+            source="recipe",
+            key="model.dtype",
+            value=config.dtype,
+            why="has no aligned kernels on CUDA.",
+            remedy='Use "bfloat16", or kernels = "standard".',
+        )
+    aligned = operations("aligned", place).contract()
+    return aligned if config.kernels == "aligned" else contract_hash("stock", {"as": aligned})
+
+
+def engine_args(config: EngineConfig) -> dict[str, Any]:
+    """Arguments of vLLM's EngineArgs that depend on the device."""
+    if device() == "cpu":
+        return {"enforce_eager": True}
+    # Stock FlashAttention-3 leaves the mask out of graphs that are captured with one query a request.
+    graphs = "FULL" if config.kernels == "aligned" else "FULL_DECODE_ONLY"
+    return {
+        "compilation_config": {"mode": 0, "cudagraph_mode": graphs},
+        "gpu_memory_utilization": _MEMORY_SHARE,
+    }
+
+
+def environment(config: EngineConfig) -> dict[str, str]:
+    """Settings that vLLM takes from the environment alone, while an engine is built."""
+    if device() == "cpu":
+        return {}
+    return {
+        # A fork would share the CUDA context that the learner may be making in another thread.
+        "VLLM_WORKER_MULTIPROC_METHOD": "spawn",
+        "VLLM_BATCH_INVARIANT": str(int(config.kernels == "aligned")),
+        # It is compiled at its first use, and draws only for filters that training refuses.
+        "VLLM_USE_FLASHINFER_SAMPLER": "0",
+    }

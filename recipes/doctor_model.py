@@ -7,17 +7,22 @@ import json
 from pathlib import Path
 
 import numpy as np
+import torch
 from safetensors.torch import save_file
 
-from ..kernels import operations
 from ..learner.learner import Learner
 from ..learner.learner_config import LearnerConfig
 from ..rollout.engine import Completion, make_engine
-from ..rollout.engine_config import EngineConfig
+from ..rollout.engine_config import DtypeName, EngineConfig
 from ..trajectory import Float32, Sampling, Segment
 from .models.qwen3_torch import Qwen3, Qwen3Shape
 
 PROMPT = 8  # tokens
+
+
+def _dtype() -> DtypeName:
+    """One that has aligned kernels on this machine's device."""
+    return "bfloat16" if torch.cuda.is_available() else "float32"
 
 
 def one_layer_model(folder: Path) -> Path:
@@ -32,7 +37,9 @@ def sampled(folder: Path, tokens: int) -> Completion:
     """Start an engine in this process on the model in `folder` and draw `tokens` tokens."""
 
     async def draw() -> Completion:
-        config = EngineConfig(model=folder, mode="inprocess", max_model_len=64, kv_cache_gb=0.1)
+        config = EngineConfig(
+            model=folder, dtype=_dtype(), mode="inprocess", max_model_len=64, kv_cache_gb=0.1
+        )
         engine = make_engine(config)
         try:
             await engine.start()
@@ -55,8 +62,7 @@ def scored(folder: Path, sample: Completion) -> Float32:
         behaviour_logprobs=np.concatenate([nothing, sample.logprobs]),
         policy_version=np.concatenate([none, sample.versions]),
     )
-    config = LearnerConfig(threads=1)
-    (scores,) = Learner(folder, config, operations(config.kernels)).score([segment])
+    (scores,) = Learner(folder, LearnerConfig(dtype=_dtype(), threads=1)).score([segment])
     return scores[segment.action_mask]
 
 

@@ -10,7 +10,7 @@ A record is explained by the first hypothesis that reproduces every differing bi
 weights of a neighbouring version (an update was skipped or tagged early), another temperature
 (the record is of a distribution that was not sampled from), a shift by one position. If none does
 and the engine agrees with the learner on a cold cache, the record came from stale cached keys; if
-the engine disagrees even cold, an operation differs and `rz-agent align` names it.
+the engine disagrees even cold, an operation differs.
 
 Waits: the controller waits for `check`; it calls the scorer, which waits for nobody.
 """
@@ -166,7 +166,7 @@ class Audit:
             return "cache or kernels: ask the engine for a cold score to tell them apart"
         [learner] = self._score([segment], self._weights.load(cold.version))
         if different_bits(cold.logprobs, learner)[segment.action_mask].any():
-            return "kernels: the engine differs on a cold cache too; `rz-agent align` names the operation"
+            return "kernels: the engine differs on a cold cache too"
         return "stale cache: cold, the engine agrees with the learner; the record used cached keys"
 
     def _neighbours(self, version: int) -> list[int]:

@@ -13,6 +13,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+from ..errors import RunStopped
 from ..journal import Journal
 from ..learner.audit import Audit, Difference
 from ..learner.learner import Learner
@@ -60,7 +61,11 @@ def audit_run(run_dir: Path, say: Callable[[str], None] = lambda text: None, sha
             tokens, differing = tokens + report.tokens, differing + report.differing
             largest = max(largest, report.max_abs_diff)
             named += [replace(d, cause=_cause(audit, d, groups)) for d in report.differences[:1]]
-            replay(learner, record, groups, store)
+            try:
+                replay(learner, record, groups, store)
+            except RunStopped as stopped:
+                # A token that was altered after it was trained on also changes the repeated update.
+                raise RunStopped("\n".join([*map(str, named), str(stopped)])) from None
             store.retain([v for v in store.versions() if v >= learner.version - recipe.lag.max_lag])
             updates += 1
             say(f"update {updates}: {differing} of {tokens} tokens differ")

@@ -13,9 +13,9 @@ from pathlib import Path
 
 from ..envs.factory import EnvFactory
 from ..envs.task import Task
-from ..rollout.dispatcher import EpisodeRequest, Signals, seed_of
 from ..rollout.engine import Engine
 from ..rollout.episode import EpisodeRunner
+from ..rollout.episode_request import EpisodeRequest, Signals, seed_of
 from ..trajectory import Sampling, Trajectory
 from .recipe import Recipe
 from .rollout_side import episode_runner, open_environment, start_engine

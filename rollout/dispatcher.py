@@ -15,9 +15,8 @@ outcome (a broken journal, a dead engine, a missing log-probability) ends `run` 
 from __future__ import annotations
 
 import asyncio
-import hashlib
 import time
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
@@ -26,40 +25,10 @@ from ..errors import RunStopped
 from ..journal import GroupProgress, GroupRecord, Journal
 from ..sandboxes.pool import InfraBreaker
 from ..trajectory import Trajectory
+from .episode_request import EpisodeRequest, RunEpisode, Signals, seed_of
 from .scheduler import Scheduler
 
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class EpisodeRequest:
-    """One episode to run. `seed` and `episode_id` depend on the run's seed, position and index only."""
-
-    task: Task
-    group_id: str
-    episode_id: str
-    index: int
-    seed: int
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Signals:
-    """What an episode tells: it is about to send its first request; this version sampled its first token."""
-
-    first_request: Callable[[], None]
-    first_token: Callable[[int], None]
-
-
-RunEpisode = Callable[[EpisodeRequest, Signals], Awaitable[Trajectory]]
 TaskAt = Callable[[int], Task]
-
-
-def seed_of(*parts: object) -> int:
-    """A 63-bit seed from the parts' text: the same parts, the same seed, on every machine.
-
-    >>> seed_of(0, "g000001", 3) == seed_of(0, "g000001", 3)
-    True
-    """
-    text = "\x1f".join(str(part) for part in parts)
-    return int.from_bytes(hashlib.blake2b(text.encode(), digest_size=8).digest(), "big") >> 1
 
 
 @dataclass(slots=True)

@@ -29,8 +29,8 @@ from ..envs.failure import mask_reason
 from ..errors import MissingLogprob, NonFinite, RzError
 from ..trajectory import Int32, Sampling, Segment, Status, Trajectory
 from .conversation import Conversation, Turn, room
-from .dispatcher import EpisodeRequest, Signals, seed_of
 from .engine import Completion, Engine
+from .episode_request import EpisodeRequest, Signals, seed_of
 from .renderer import Renderer
 from .segment_builder import SegmentBuilder
 

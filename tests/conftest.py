@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from missing_tools import pytest_sessionfinish as pytest_sessionfinish
 from rz_agent.recipes.models.tiny import ensure_tiny
 from rz_agent.recipes.recipe import Recipe, parse
 
@@ -20,6 +21,10 @@ def unskilled() -> Path:
 
 @pytest.fixture
 def small(unskilled: Path) -> dict[str, Any]:
+    return small_tables(unskilled)
+
+
+def small_tables(model: Path) -> dict[str, Any]:
     """Tables of a recipe whose update takes about a second: 4 groups of 4 episodes.
 
     Its reward is dense, because a policy without skill would else never move a weight.
@@ -28,7 +33,7 @@ def small(unskilled: Path) -> dict[str, Any]:
         "name": "small",
         "updates": 4,
         "groups_per_batch": 4,
-        "model": {"path": str(unskilled)},
+        "model": {"path": str(model)},
         "env": {"id": "length_env:LengthyPythonMathEnv"},
         "rollout": {
             "episodes_in_flight": 16,

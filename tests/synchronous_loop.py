@@ -14,8 +14,8 @@ from rz_agent.envs import Task
 from rz_agent.learner.learner import Learner
 from rz_agent.recipes.recipe import Recipe
 from rz_agent.recipes.rollout_side import episode_runner, open_environment, start_engine
-from rz_agent.rollout.dispatcher import EpisodeRequest, Signals, seed_of
 from rz_agent.rollout.episode import EpisodeRunner
+from rz_agent.rollout.episode_request import EpisodeRequest, Signals, seed_of
 from rz_agent.trajectory import Group
 from rz_agent.weight_store import WeightStore
 

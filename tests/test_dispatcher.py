@@ -6,6 +6,7 @@ Scheduler and journal are the real ones; an episode is whatever each test says i
 from __future__ import annotations
 
 import asyncio
+import gc
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Literal
@@ -15,8 +16,9 @@ import pytest
 from rz_agent.envs import Task
 from rz_agent.errors import MissingLogprob, RunStopped
 from rz_agent.journal import Journal
-from rz_agent.rollout.dispatcher import Dispatcher, EpisodeRequest, RunEpisode, Signals
-from rz_agent.rollout.scheduler import Scheduler
+from rz_agent.rollout.dispatcher import Dispatcher
+from rz_agent.rollout.episode_request import EpisodeRequest, RunEpisode, Signals
+from rz_agent.rollout.scheduler import Schedule, Scheduler
 from rz_agent.sandboxes.pool import InfraBreaker
 from rz_agent.trajectory import Segment, Trajectory
 
@@ -29,13 +31,13 @@ def journal(tmp_path: Path) -> Iterator[Journal]:
         yield opened
 
 
-def played(request: EpisodeRequest, lost: str = "") -> Trajectory:
-    """One action of version 0; masked where something was lost."""
+def played(request: EpisodeRequest, lost: str = "", version: int = 0) -> Trajectory:
+    """One action of a version; masked where something was lost."""
     segment = Segment(
         token_ids=np.array([5, 6], np.int32),
         action_mask=np.array([False, True]),
         behaviour_logprobs=np.array([np.nan, -1.0], np.float32),
-        policy_version=np.array([-1, 0], np.int32),
+        policy_version=np.array([-1, version], np.int32),
     )
     return Trajectory(
         episode_id=request.episode_id,
@@ -173,3 +175,88 @@ def test_hundreds_of_episodes_are_in_flight_at_once_and_no_more_than_allowed(jou
     asyncio.run(run_to_the_end(journal, waits_for_the_others, updates=40, in_flight=300))
     assert most == 300
     assert len(recorded(journal)) == 40 * 2 * GROUP_SIZE
+
+
+def tasks_in_memory() -> int:
+    """asyncio tasks that anything still refers to, running or done."""
+    gc.collect()
+    return sum(issubclass(type(thing), asyncio.Task) for thing in gc.get_objects())
+
+
+@pytest.mark.parametrize("schedule", ["bounded", "constant"])
+def test_thousands_of_finished_episodes_wait_for_a_slow_learner_as_records_and_not_as_tasks(
+    journal: Journal, schedule: Schedule
+) -> None:
+    """64 updates ahead of a learner that takes a batch only when the rollout side can do nothing more."""
+    batch_size, max_lag, updates = 12, 64, 68
+    ahead = (max_lag + 1) * batch_size
+    scheduler = Scheduler(
+        groups_per_batch=batch_size,
+        group_size=GROUP_SIZE,
+        max_lag=max_lag,
+        total_updates=updates,
+        schedule=schedule,
+    )
+    scheduler.acknowledged("engine", 0)
+    running = most_running = most_untrained = 0
+    full = asyncio.Event()
+
+    async def quick(request: EpisodeRequest, signals: Signals) -> Trajectory:
+        nonlocal running, most_running, most_untrained
+        running += 1
+        most_running = max(most_running, running)
+        most_untrained = max(most_untrained, len(scheduler.untrained))
+        version = scheduler.update
+        signals.first_request()
+        signals.first_token(version)
+        if running == 64:
+            await asyncio.sleep(0.2)  # time to start one too many
+            full.set()
+        await full.wait()
+        running -= 1
+        return played(request, version=version)
+
+    dispatcher = Dispatcher(
+        scheduler=scheduler,
+        journal=journal,
+        run_episode=quick,
+        task_at=lambda position: Task(id=f"t{position}", prompt="Go."),
+        group_size=GROUP_SIZE,
+        episodes_in_flight=64,
+        seed=0,
+        breaker=InfraBreaker(share=0.5, window=8),
+    )
+
+    async def until_nothing_more_can_start(rollouts: asyncio.Task[None], admitted: int) -> None:
+        while scheduler.next_position < admitted or not all(g.finished for g in scheduler.untrained):
+            assert not rollouts.done()
+            await asyncio.sleep(0.001)  # a learner that looks up now and then
+
+    async def train_slowly() -> list[int]:
+        """Lag of each trained group, in the order of training."""
+        rollouts, lags = asyncio.create_task(dispatcher.run()), list[int]()
+        for update in range(updates):
+            admitted = min(update * batch_size + ahead, updates * batch_size)
+            await until_nothing_more_can_start(rollouts, admitted)
+            if not update:
+                await asyncio.sleep(0.05)  # time to start one too many
+                assert len(scheduler.untrained) == ahead
+                assert asyncio.all_tasks() == {asyncio.current_task(), rollouts}
+                assert tasks_in_memory() - before == 2
+            oldest = {group.group_id: group.oldest_version for group in scheduler.untrained}
+            batch = await dispatcher.next_batch()
+            assert batch is not None
+            lags += [update - oldest[name] for name in batch]
+            scheduler.completed(update)
+            scheduler.acknowledged("engine", update + 1)
+            dispatcher.wake()
+        await asyncio.wait_for(rollouts, 20)
+        return lags
+
+    before = tasks_in_memory()
+    lags = asyncio.run(train_slowly())
+    assert len(lags) == updates * batch_size
+    assert max(lags) == max_lag
+    assert most_untrained <= ahead
+    assert most_running == 64
+    assert ahead * GROUP_SIZE == 3120 < len(recorded(journal)) == updates * batch_size * GROUP_SIZE

@@ -15,9 +15,9 @@ import numpy as np
 import pytest
 from rz_agent.envs import AgentEnv, Episode, InfraFailure, ListTaskset, Task, reward, tool
 from rz_agent.errors import MissingLogprob, NonFinite
-from rz_agent.rollout.dispatcher import EpisodeRequest, Signals, seed_of
 from rz_agent.rollout.engine import Completion, Engine, EngineDead
 from rz_agent.rollout.episode import EpisodeLimits, EpisodeRunner
+from rz_agent.rollout.episode_request import EpisodeRequest, Signals, seed_of
 from rz_agent.rollout.renderer import Renderer
 from rz_agent.trajectory import Sampling, Segment, Trajectory
 from test_renderer import CALL, QWEN3, say, write_model

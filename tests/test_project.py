@@ -107,6 +107,45 @@ def test_the_package_imports_itself_by_relative_names() -> None:
     assert absolute == []
 
 
+def files_named_by(path: Path) -> set[Path]:
+    """Files of the package that the import statements at the top of a file load."""
+    here, found = path.relative_to(ROOT).parts[:-1], set[Path]()
+    for node in ast.parse(path.read_text()).body:
+        if not isinstance(node, ast.ImportFrom):
+            continue
+        module = tuple((node.module or "").split(".")) if node.module else ()
+        if not node.level and module[0] != "rz_agent":
+            continue
+        base = (*here[: len(here) - node.level + 1], *module) if node.level else module[1:]
+        for place in (ROOT.joinpath(*base), *(ROOT.joinpath(*base, alias.name) for alias in node.names)):
+            found |= {f for f in (place.with_suffix(".py"), place / "__init__.py") if f.is_file()}
+    return found
+
+
+def loaded_by(path: Path) -> set[Path]:
+    """The same, and what those load in turn."""
+    loaded, waiting = set[Path](), files_named_by(path)
+    while waiting:
+        loaded |= waiting
+        waiting = {file for known in waiting for file in files_named_by(known)} - loaded
+    return loaded
+
+
+# The judge of max_lag = 0 may share with a run only what does not decide what is sampled when.
+JUDGE = ROOT / "tests" / "synchronous_loop.py"
+JUDGED = {ROOT / "rollout" / "scheduler.py", ROOT / "journal.py"}
+
+
+def test_the_synchronous_judge_is_short_and_imports_neither_scheduler_nor_journal() -> None:
+    assert len(JUDGE.read_text().splitlines()) < 100
+    assert files_named_by(JUDGE) & JUDGED == set()
+    assert all(file.is_file() for file in JUDGED)
+
+
+def test_nothing_that_the_synchronous_judge_imports_loads_scheduler_or_journal() -> None:
+    assert loaded_by(JUDGE) & JUDGED == set()
+
+
 def test_no_root_module_has_the_name_of_a_standard_or_installed_module() -> None:
     """The checkout may stand on sys.path; a root module must not shadow another one there."""
     ours = {path.stem for path in ROOT.glob("*.py") if path.stem != "__init__"} | set(ROOMS)

@@ -21,15 +21,16 @@ def model_folder(section: ModelSection, say: Say = lambda text: None) -> Path:
 
     say    told before something that may take minutes
     """
+    cache = Path(section.cache).expanduser()
     # The builders load torch, which takes seconds, so only the one that is asked for is imported.
     if section.path == "tiny":
         from .models.tiny import ensure_tiny
 
         say("the tiny model (built once, about two minutes, then cached)")
-        return ensure_tiny(Path(section.cache), seed=section.seed)
+        return ensure_tiny(cache, seed=section.seed)
     if section.path == "smollm2":
         say("SmolLM2-135M-Instruct (converted once, then cached)")
-        return _smollm2(Path(section.cache) / "smollm2")
+        return _smollm2(cache / "smollm2")
     folder = Path(section.path)
     if not (folder / "config.json").is_file():
         raise ConfigError(

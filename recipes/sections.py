@@ -31,7 +31,7 @@ class ModelSection(Section):
         "float32", description="the type that both the engine and the learner compute in"
     )
     seed: int = Field(0, ge=0, lt=2**31, description="seed of the tiny model, apart from the run's")
-    cache: str = Field(".cache", description="folder that built models are kept in")
+    cache: str = Field("~/.cache/rz-agent", description="folder that built models are kept in")
 
 
 class EnvSection(Section):

@@ -13,6 +13,7 @@ import os
 import signal
 import sys
 import threading
+import traceback
 from collections.abc import Iterator
 from pathlib import Path
 from types import FrameType
@@ -20,7 +21,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from .errors import ConfigError, RzError
+from .errors import ConfigError, EnvironmentBug, RzError
 
 if TYPE_CHECKING:
     from .recipes.recipe import Recipe
@@ -52,9 +53,27 @@ EnvOption = Annotated[
     str | None,
     typer.Option("--env", "-e", help="An environment; see `rz-agent env list`.", show_default=False),
 ]
+
+
+def _key_and_value(overrides: list[str] | None) -> list[str] | None:
+    """Refuse `--set updates 3` for what it is, before the 3 is called an unexpected argument."""
+    if overrides:
+        from .recipes.recipe_file import key_and_value
+
+        for override in overrides:
+            key_and_value(override)
+    return overrides
+
+
 SetOption = Annotated[
     list[str] | None,
-    typer.Option("--set", "-s", metavar="KEY=VALUE", help="Override a key of the recipe, as TOML."),
+    typer.Option(
+        "--set",
+        "-s",
+        metavar="KEY=VALUE",
+        help="Override a key of the recipe, as TOML.",
+        callback=_key_and_value,
+    ),
 ]
 SandboxOption = Annotated[
     Path | None, typer.Option("--sandbox", help="A TOML file whose [sandbox] table replaces the recipe's.")
@@ -92,8 +111,11 @@ def train(
         chosen, run_dir = _resumed(root, resume, env, recipe, overrides, sandbox)
     else:
         chosen, run_dir = _recipe(env, recipe, overrides, sandbox), None
+    _check(chosen)
     if dry_run:
         typer.echo(chosen.toml(), nl=False)
+        return
+    if run_dir is not None and _is_finished(run_dir, chosen):
         return
     _train(chosen, root, run_dir)
 
@@ -133,6 +155,41 @@ def _resumed(
     return recipe_file.load(str(run_dir / runs.RECIPE), overrides, sandbox), run_dir
 
 
+def _is_finished(run_dir: Path, recipe: Recipe) -> bool:
+    """Whether a run that is to go on has made all of its updates; then says so, and how to make more."""
+    from .recipes import runs
+
+    run = runs.open_run(run_dir)
+    if run.state != "done" or run.updates_done < recipe.updates:
+        return False
+    typer.echo(f"{run_dir} is finished: it made its {run.updates_done} updates")
+    typer.echo(f"for more: rz-agent train --resume {run_dir} --set updates={2 * run.updates_done}")
+    return True
+
+
+def _check(recipe: Recipe) -> None:
+    """Refuse what could not start, before there is a folder; what the user's module prints is no recipe."""
+    from .recipes.preflight import check
+
+    with contextlib.redirect_stdout(sys.stderr):
+        check(recipe)
+
+
+@contextlib.contextmanager
+def _tracebacks_in(run_dir: Path) -> Iterator[None]:
+    """An error's traceback goes to the run's log; the terminal gets its message and how to go on."""
+    from .recipes.library_output import FILE
+
+    try:
+        yield
+    except RzError as error:
+        with (run_dir / FILE).open("a") as log:
+            traceback.print_exc(file=log)
+        if not isinstance(error, EnvironmentBug):
+            raise
+        raise EnvironmentBug(f"{error}\n  Go on with: rz-agent train --resume {run_dir}") from error
+
+
 def _train(recipe: Recipe, root: Path, run_dir: Path | None) -> None:
     """Run it with the display and the signal handlers around it, then tell how it went."""
     if int(os.environ.get("RANK", "0")) > 0:
@@ -147,10 +204,14 @@ def _train(recipe: Recipe, root: Path, run_dir: Path | None) -> None:
     run_dir = run_dir or runs.new_run(root, recipe.name)
     runs.save_recipe(run_dir, recipe)
     with (
+        _tracebacks_in(run_dir),
         libraries_write_to(run_dir) as terminal,
         observer(terminal, recipe.updates, run_dir.name) as display,
         _first_interrupt_asks(display.stop),
     ):
+        if not resume and run_dir.name != recipe.name:
+            taken = run_dir.with_name(recipe.name)
+            display.note(f"{taken} exists, so this run is {run_dir.name}; --resume {taken} goes on with that")
         for text in warnings(recipe):
             display.note(text)
         # Imported here: even its imports have things to say.
@@ -221,20 +282,29 @@ def evaluate(
     """Measure a model on an environment, without training."""
     import tempfile
 
-    from .recipes import runs
-    from .recipes.evaluate import evaluate as run_evaluation
-    from .recipes.model_source import model_folder
+    from .recipes.library_output import libraries_are_quiet
 
-    overrides = [*(override or ()), *([f"eval.split={json.dumps(split)}"] if split else [])]
-    with tempfile.TemporaryDirectory() as scratch:
-        if run is not None:
-            chosen, run_dir = _resumed(root, run, env, recipe, overrides, sandbox)
-            model = model or Path(scratch)
-            if model == Path(scratch):
-                runs.export_model(runs.open_run(run_dir), model)
-        else:
-            chosen = _recipe(env, recipe, overrides, sandbox)
-            model = model or model_folder(chosen.model, lambda text: typer.echo(text, err=True))
+    overrides, run_dir = list(override or ()), None
+    if run is not None:
+        chosen, run_dir = _resumed(root, run, env, recipe, overrides, sandbox)
+    else:
+        chosen = _recipe(env, recipe, overrides, sandbox)
+    with libraries_are_quiet() as terminal, tempfile.TemporaryDirectory() as scratch:
+        # Imported here: even its imports have things to say.
+        from .recipes import runs
+        from .recipes.evaluate import evaluate as run_evaluation
+        from .recipes.evaluate import with_split
+        from .recipes.model_source import model_folder
+
+        def say(text: str) -> None:
+            print(text, file=terminal, flush=True)
+
+        chosen = with_split(chosen, split)
+        if model is None and run_dir is not None:
+            model = Path(scratch)
+            runs.export_model(runs.open_run(run_dir), model)
+        model = model or model_folder(chosen.model, say)
+        say(f"playing {episodes} episodes of the split {chosen.eval.split}")
         figures = run_evaluation(chosen, model, episodes)
     _table([(name, f"{value:.4g}") for name, value in figures.items()])
 
@@ -247,9 +317,13 @@ def audit(
 ) -> None:
     """Replay a run from its journal and recompute its recorded tokens; exit code 3 on a difference."""
     from .recipes import runs
-    from .recipes.audit_run import audit_run
+    from .recipes.library_output import libraries_are_quiet
 
-    report = audit_run(runs.find_run(root, run), lambda text: typer.echo(text, err=True), share)
+    found = runs.find_run(root, run)
+    with libraries_are_quiet() as terminal:
+        from .recipes.audit_run import audit_run
+
+        report = audit_run(found, lambda text: print(text, file=terminal, flush=True), share)
     typer.echo(str(report))
     if report.differing:
         raise typer.Exit(3)
@@ -308,9 +382,9 @@ def model_smollm2(out: Annotated[Path, typer.Argument(help="A new folder.")]) ->
 @env_app.command("list", epilog="Example: rz-agent env list")
 def env_list() -> None:
     """Every environment that is installed: its short name, and its id or where its code is."""
-    from .envs.registry import names
+    from .envs.registry import listed
 
-    _table(list(names().items()))
+    _table(list(listed().items()))
 
 
 @runs_app.command("list", epilog="Example: rz-agent runs list")

@@ -1,6 +1,7 @@
 """The failures that a person or the controller acts on; everything else is an ordinary exception.
 
 `ConfigError` says which file, key and value are wrong and what to write instead (exit code 2).
+`EnvironmentBug` is a mistake in an environment's own code (exit code 1).
 `RunStopped` is a breaker's decision (exit code 3). `NonFinite` and `MissingLogprob` are never
 softened into a number: a token without a finite log-probability cannot be trained on.
 """
@@ -38,6 +39,10 @@ class ConfigError(RzError):
             ConfigError, source=self.source, key=self.key, value=self.value, remedy=self.remedy, why=self.why
         )
         return again, ()
+
+
+class EnvironmentBug(RzError):
+    """Code of an environment's author raised; the message has hook, task, file and line (`envs/bug.py`)."""
 
 
 class RunStopped(RzError):

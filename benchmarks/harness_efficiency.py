@@ -23,7 +23,7 @@ from pathlib import Path
 from typing import Any, cast
 
 import numpy as np
-from rz_agent.envs import AgentEnv, ListTaskset, Task
+from rz_agent.envs import AgentEnv, Episode, ListTaskset, Task, reward
 from rz_agent.journal import Journal
 from rz_agent.learner.learner import Learner
 from rz_agent.recipes.recipe import Recipe, parse
@@ -45,6 +45,10 @@ class NullEnv(AgentEnv):
 
     def reply(self, text: str) -> str | None:  # type: ignore[override]  # plain where the base is async
         return "Go on."
+
+    @reward
+    def none(self, task: Task, episode: Episode) -> float:
+        return 0.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

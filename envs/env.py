@@ -21,6 +21,7 @@ import asyncio
 import logging
 from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from contextlib import AbstractAsyncContextManager, AsyncExitStack, nullcontext
+from copy import copy
 from typing import Any, ClassVar
 
 import gymnasium
@@ -32,6 +33,7 @@ from . import rubric as scoring
 from . import tool as tooling
 from .action import Action
 from .adapters import named_taskset
+from .bug import blamed
 from .failure import InfraFailure, mask_reason
 from .hooks import Portal, call, in_thread, to_the_end
 from .message import NOTHING, Message, Observation, observation
@@ -39,7 +41,7 @@ from .options import EnvOptions, parse_options, suggestion
 from .progress import Progress
 from .rubric import Ended, Rubric
 from .spaces import ActionSpace, ChatSpace
-from .task import Task, Taskset
+from .task import Task, Taskset, checked_taskset
 from .tool import ToolError, ToolSpec, tool_spec
 from .tool_calls import Reply, ToolCall, parse
 
@@ -99,10 +101,12 @@ class AgentEnv(gymnasium.Env[Observation, str]):
         if isinstance(taskset, str):
             options["taskset"], taskset = taskset, None
         self.options = parse_options(self.Options, options, source=f"environment {type(self).__name__}")
-        self.tasks = taskset or self.load_taskset(self.options)
+        tasks = self.load_taskset(self.options) if taskset is None else taskset
+        self.tasks = checked_taskset(tasks, source=f"environment {type(self).__name__}")
         self.max_turns = self.options.max_turns or self.max_turns
         self.tool_specs = self._specs()
-        self.rubric = rubric or self._rubric()
+        self.rubric = copy(rubric or self._rubric())  # a rubric may serve several environments
+        self.rubric.owner = type(self).__name__
         self.shared, self._sandboxes = shared, sandboxes
         self.observation_space, self.action_space = ChatSpace(), ActionSpace()
         self.state: dict[str, Any] = {}
@@ -175,8 +179,7 @@ class AgentEnv(gymnasium.Env[Observation, str]):
         gymnasium.Env.reset(self, seed=seed)
         task = self._pick(options or {})
         self._progress, self.state = Progress(task), {}
-        shown, masked = await self._set_up(task)
-        new = observation(task.prompt if shown is None else shown, "user")
+        new, masked = await self._set_up(task)
         self._progress.messages.extend(new["messages"])
         if masked:
             await self._leave()
@@ -271,21 +274,25 @@ class AgentEnv(gymnasium.Env[Observation, str]):
             position = int(self.np_random.integers(2**31))
         return self.tasks.order(0, split)[position]
 
-    async def _set_up(self, task: Task) -> tuple[Any, str]:
-        """What `begin` returned, and the reason to mask the episode ("" where there is none)."""
+    async def _set_up(self, task: Task) -> tuple[Observation, str]:
+        """What is shown first, and the reason to mask the episode ("" where there is none)."""
+        name, prompt = type(self).__name__, observation(task.prompt, "user")
         try:
             async with asyncio.timeout(task.deadlines.setup_s) as deadline:
                 if self._stack is None and not self._borrows:
-                    stack, resources = AsyncExitStack(), self.open_shared(self.options, self._sandboxes)
-                    self.shared = await stack.enter_async_context(resources)
-                    self._stack = stack
+                    with blamed(name, "open_shared", task.id, self.open_shared):
+                        stack, resources = AsyncExitStack(), self.open_shared(self.options, self._sandboxes)
+                        self.shared = await stack.enter_async_context(resources)
+                        self._stack = stack
                 self._begun = True
-                return await call(self.begin, task), ""
+                with blamed(name, "begin", task.id, self.begin):
+                    shown = await call(self.begin, task)
+                    return (prompt if shown is None else observation(shown, "user")), ""
         except BaseException as error:
             if isinstance(error, TimeoutError) and deadline.expired():
-                return None, f"setup did not finish within {task.deadlines.setup_s:g} s"
+                return prompt, f"setup did not finish within {task.deadlines.setup_s:g} s"
             if reason := mask_reason(error):
-                return None, reason
+                return prompt, reason
             await self._leave()
             raise
 
@@ -306,13 +313,16 @@ class AgentEnv(gymnasium.Env[Observation, str]):
         progress = self._running()
         if progress.overdue:
             return await self._conclude(NOTHING, "time")
-        turn = self.parse(text)
-        progress.record(text, turn)
+        name = type(self).__name__
+        with blamed(name, "parse", progress.task.id, self.parse):
+            turn = self.parse(text)
+            progress.record(text, turn)
         if turn.calls:
             new, answered = await self._call_tools(turn.calls), False
         else:
-            shown = await call(self.reply, turn.content)
-            new, answered = (NOTHING, True) if shown is None else (observation(shown, "user"), False)
+            with blamed(name, "reply", progress.task.id, self.reply):
+                shown = await call(self.reply, turn.content)
+                new, answered = (NOTHING, True) if shown is None else (observation(shown, "user"), False)
         progress.messages.extend(new["messages"])
         if progress.finished or answered:
             return await self._conclude(new, "finished" if progress.finished else "answered")

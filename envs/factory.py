@@ -15,6 +15,7 @@ from types import TracebackType
 from typing import Any, Self
 
 from ..sandboxes.pool import SandboxPool
+from .bug import blamed
 from .env import AgentEnv
 from .hooks import to_the_end
 from .rubric import Rubric
@@ -53,8 +54,9 @@ class EnvFactory:
 
     async def __aenter__(self) -> Self:
         stack = AsyncExitStack()
-        resources = self._class.open_shared(self._first.options, self._sandboxes)
-        self._shared = await stack.enter_async_context(resources)
+        with blamed(self._class.__name__, "open_shared", function=self._class.open_shared):
+            resources = self._class.open_shared(self._first.options, self._sandboxes)
+            self._shared = await stack.enter_async_context(resources)
         self._stack = stack
         return self
 

@@ -13,14 +13,17 @@ from __future__ import annotations
 
 import importlib
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from importlib.metadata import EntryPoint, entry_points
+from types import ModuleType
 from typing import Any
 
 import gymnasium
 from gymnasium.envs.registration import EnvSpec
 
-from ..errors import ConfigError
+from ..errors import ConfigError, RzError
 from ..sandboxes.pool import SandboxPool
+from .bug import brief, users_place
 from .env import AgentEnv
 from .factory import EnvFactory
 from .options import suggestion
@@ -69,6 +72,17 @@ def names() -> dict[str, str]:
     return dict(sorted({**offered, **_SHORT_NAMES}.items()))
 
 
+def listed() -> dict[str, str]:
+    """`names`, with a mark on what an installed package offers and cannot be imported."""
+    found = names()
+    for point in entry_points(group=GROUP):
+        try:
+            _plug_in(point)
+        except ConfigError as error:
+            found[point.name] += f"  (broken: {error.why})"
+    return found
+
+
 def resolve(name: str) -> EnvSpec:
     """The spec a name stands for; raises `ConfigError` with near misses."""
     if spec := _registered(name):
@@ -76,14 +90,17 @@ def resolve(name: str) -> EnvSpec:
     if ":" in name and (spec := _from_path(name)):
         return spec
     points = {point.name: point for point in entry_points(group=GROUP)}
-    # The plug-in of that name first; only then the others, which may register the id.
-    for point in sorted(points.values(), key=lambda candidate: candidate.name != name):
-        offered = _plug_in(point)
-        if found := _registered(name) or (offered if point.name == name else None):
+    if name in points and (offered := _plug_in(points[name])):
+        return _registered(name) or offered
+    # Any other plug-in may register the id. One that is broken is not what was asked for.
+    for point in points.values():
+        with suppress(ConfigError):
+            _plug_in(point)
+        if found := _registered(name):
             return found
     raise ConfigError(
         source="environment",
-        key="name",
+        key="env.id",
         value=name,
         why="is not known",
         remedy=suggestion(name, {*_SHORT_NAMES, *_SHORT_NAMES.values(), *points}, "environments")
@@ -92,11 +109,26 @@ def resolve(name: str) -> EnvSpec:
 
 
 def load(name: str, *, sandboxes: SandboxPool | None = None, **options: Any) -> EnvFactory:
-    """The factory of a run's environments. `sandboxes` is the run's pool, which the run closes."""
+    """The factory of a run's environments. `sandboxes` is the run's pool, which the run closes.
+
+    Raises `ConfigError` for whatever is wrong with the class, its tools, its taskset or the options.
+    """
     spec = resolve(name)
     arguments = {**spec.kwargs, **options}
     rubric = arguments.pop("rubric", None)
-    return EnvFactory(_class_of(spec), arguments, rubric=rubric, sandboxes=sandboxes)
+    env_class = _class_of(spec)
+    try:
+        return EnvFactory(env_class, arguments, rubric=rubric, sandboxes=sandboxes)
+    except RzError:
+        raise
+    except Exception as error:
+        raise ConfigError(
+            source=f"environment {env_class.__name__}",
+            key="env.id",
+            value=name,
+            why=f"cannot be made ({_told(error)})",
+            remedy="Mend that class.",
+        ) from error
 
 
 def make(name: str, **kwargs: Any) -> gymnasium.Env[Any, Any]:
@@ -115,8 +147,9 @@ def _class_of(spec: EnvSpec) -> type[AgentEnv]:
     if not (isinstance(found, type) and issubclass(found, AgentEnv)):
         raise ConfigError(
             source=f"environment {spec.id}",
-            key="entry_point",
+            key="env.id",
             value=entry_point,
+            why="is no environment.",
             remedy="It must be a subclass of rz_agent.AgentEnv.",
         )
     return found
@@ -124,23 +157,53 @@ def _class_of(spec: EnvSpec) -> type[AgentEnv]:
 
 def _attribute(path: str, name: str) -> Any:
     module, _, attribute = path.partition(":")
+    found = _module(module, path, name)
     try:
-        return getattr(importlib.import_module(module), attribute)
-    except (ImportError, AttributeError) as error:
+        return getattr(found, attribute)
+    except AttributeError as error:
         raise ConfigError(
             source=f"environment {name}",
-            key="entry_point",
+            key="env.id",
             value=path,
-            why=f"cannot be imported: {error}",
-            remedy="Write pkg.mod:Class of an importable module (the folder must be on the path).",
+            why=f"has no {attribute} in {getattr(found, '__file__', module)}.",
+            remedy=suggestion(attribute, _classes_in(found), "environments in it"),
         ) from error
+
+
+def _module(module: str, path: str, name: str) -> ModuleType:
+    try:
+        return importlib.import_module(module)
+    except Exception as error:
+        raise ConfigError(
+            source=f"environment {name}",
+            key="env.id",
+            value=path,
+            why=f"cannot be imported ({_told(error)})",
+            remedy="Mend that line."
+            if users_place(error)
+            else "Write pkg.mod:Class of an importable module (the folder must be on the path).",
+        ) from error
+
+
+def _classes_in(module: ModuleType) -> list[str]:
+    return [
+        name
+        for name, value in vars(module).items()
+        if isinstance(value, type) and issubclass(value, AgentEnv) and value.__module__ == module.__name__
+    ]
+
+
+def _told(error: Exception) -> str:
+    """The error, and the line of the author's that raised it."""
+    place = users_place(error)
+    return f"{brief(error)}, at {place}" if place else brief(error)
 
 
 def _from_path(path: str) -> EnvSpec | None:
     """`pkg.mod:Class` registers itself; `pkg.mod:id`, Gymnasium's own form, is registered by the import."""
     module, _, attribute = path.partition(":")
     if "/" in attribute:
-        importlib.import_module(module)
+        _module(module, path, path)
         return _registered(attribute)
     found = _attribute(path, path)
     id = f"{module.replace('.', '_')}/{attribute}-v0"
@@ -158,7 +221,7 @@ def _plug_in(point: EntryPoint) -> EnvSpec | None:
             source=f"entry point {point.name} of {point.dist.name if point.dist else 'an unknown package'}",
             key=GROUP,
             value=point.value,
-            why=f"cannot be imported ({type(error).__name__}: {error})",
+            why=f"cannot be imported ({_told(error)})",
             remedy="Repair or uninstall that package.",
         ) from error
     if not isinstance(loaded, type):

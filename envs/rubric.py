@@ -12,11 +12,13 @@ from __future__ import annotations
 
 import asyncio
 import math
+import reprlib
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal, TypeVar, overload
 
 from ..errors import NonFinite
+from .bug import blamed, source_of, told
 from .failure import InfraFailure
 from .hooks import call
 from .message import Message
@@ -83,12 +85,16 @@ def metric(function: Function) -> Function:
 class Rubric:
     """Reward functions and metrics, with one deadline for all of them.
 
+    owner   the environment's name, for messages
+
     >>> @reward(weight=2.0)
     ... async def right(task, episode): return float(episode.answer == task.answer)
     >>> task = Task(id="t", prompt="2+2?", answer="4")
     >>> asyncio.run(Rubric(right).score(task, Episode(messages=(), answer="4"))).reward
     2.0
     """
+
+    owner = "(none)"
 
     def __init__(self, *functions: Callable[..., Any], deadline_s: float = 60.0) -> None:
         self.functions, self.deadline_s = functions, deadline_s
@@ -104,14 +110,16 @@ class Rubric:
         return any(getattr(function, MARK) is not None for function in self.functions)
 
     async def score(self, task: Task, episode: Episode) -> Score:
-        """Run every function. Raises `InfraFailure` past the deadline, `NonFinite` naming the function."""
+        """Run every function. Raises `InfraFailure` past the deadline, `NonFinite` or `EnvironmentBug` naming
+        the function that returned no finite number."""
         try:
             async with asyncio.timeout(self.deadline_s), asyncio.TaskGroup() as running:
                 pending = {f: running.create_task(self._value(f, task, episode)) for f in self.functions}
         except TimeoutError as error:
             raise InfraFailure(f"the rubric did not finish within {self.deadline_s:g} s") from error
         except ExceptionGroup as errors:
-            raise errors.exceptions[0] from errors
+            first = errors.exceptions[0]
+            raise first from first.__cause__
         values = {function: running_task.result() for function, running_task in pending.items()}
         weights = {function: getattr(function, MARK) for function in self.functions}
         return Score(
@@ -121,7 +129,19 @@ class Rubric:
         )
 
     async def _value(self, function: Callable[..., Any], task: Task, episode: Episode) -> float:
-        value = float(await call(function, task, episode))
+        kind = "metric" if getattr(function, MARK) is None else "reward"
+        hook = f"{kind} {function.__name__}"
+        with blamed(self.owner, hook, task.id, function):
+            value = _number(await call(function, task, episode))
         if not math.isfinite(value):
-            raise NonFinite(f"task {task.id}: {function.__name__} returned {value}")
+            raise NonFinite(told(self.owner, hook, task.id, f"it returned {value}", source_of(function)))
         return value
+
+
+def _number(returned: Any) -> float:
+    try:
+        if isinstance(returned, str | bytes):
+            raise ValueError
+        return float(returned)
+    except (TypeError, ValueError):
+        raise TypeError(f"it returned {reprlib.repr(returned)}, which is no number") from None

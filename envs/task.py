@@ -11,6 +11,7 @@ Nothing here waits.
 from __future__ import annotations
 
 import random
+import reprlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
@@ -144,9 +145,20 @@ class ListTaskset:
     """
 
     def __init__(self, tasks: Sequence[Task], *, name: str) -> None:
+        """Raises `ConfigError` without a task, and where two tasks of a split have one id."""
         self._name = name
         self._tasks: dict[str, list[Task]] = {}
+        seen: set[tuple[str, str]] = set()
         for task in tasks:
+            if (task.split, task.id) in seen:
+                raise ConfigError(
+                    source=f"taskset {name}",
+                    key="id",
+                    value=task.id,
+                    why=f"is met twice in split {task.split!r}.",
+                    remedy="Give every task an id of its own: the journal knows it by that.",
+                )
+            seen.add((task.split, task.id))
             self._tasks.setdefault(task.split, []).append(task)
         if not self._tasks:
             raise ConfigError(
@@ -180,6 +192,19 @@ class ListTaskset:
             return tasks[permutation(epoch)[place]]
 
         return TaskOrder(task_at=task_at, epoch_size=size)
+
+
+def checked_taskset(found: object, *, source: str) -> Taskset:
+    """`found`, if it is a Taskset; else a `ConfigError` that says how to make one."""
+    if isinstance(found, Taskset):
+        return found
+    raise ConfigError(
+        source=source,
+        key="taskset",
+        value=reprlib.repr(found),
+        why=f"is a {type(found).__name__}, no Taskset (name, splits, load, order).",
+        remedy='Write ListTaskset([Task(...), ...], name="mine").',
+    )
 
 
 def check_split(taskset: Taskset, split: str) -> None:

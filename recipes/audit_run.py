@@ -13,7 +13,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from ..errors import RunStopped
+from ..errors import ConfigError, RunStopped
 from ..journal import Journal
 from ..learner.audit import Audit, Difference
 from ..learner.learner import Learner
@@ -46,8 +46,10 @@ def audit_run(run_dir: Path, say: Callable[[str], None] = lambda text: None, sha
     """Replay and rescore. Raises RunStopped where a replayed update gives other weights than recorded.
 
     say  told once an update, and before what takes long
+    Raises ConfigError, before anything slow, for a run that has made no update.
     """
     recipe = load(str(run_dir / RECIPE))
+    _check_begun(run_dir)
     learner = Learner(model_folder(recipe.model, say), recipe.learner_config())
     tokens = differing = updates = 0
     largest, named = 0.0, list[Difference]()
@@ -71,6 +73,20 @@ def audit_run(run_dir: Path, say: Callable[[str], None] = lambda text: None, sha
             say(f"update {updates}: {differing} of {tokens} tokens differ")
     return RunAudit(
         updates=updates, tokens=tokens, differing=differing, max_abs_diff=largest, differences=tuple(named)
+    )
+
+
+def _check_begun(run_dir: Path) -> None:
+    if (run_dir / JOURNAL).is_file():
+        with Journal.open(run_dir / JOURNAL, run=None) as journal:
+            if journal.last_update() is not None:
+                return
+    raise ConfigError(
+        source=str(run_dir),
+        key="updates",
+        value=0,
+        why="there is nothing to audit yet.",
+        remedy=f"Let it finish an update first: rz-agent train --resume {run_dir}",
     )
 
 

@@ -11,8 +11,10 @@ from collections.abc import Sequence
 from contextlib import AsyncExitStack
 from pathlib import Path
 
+from .. import envs
 from ..envs.factory import EnvFactory
 from ..envs.task import Task
+from ..errors import ConfigError
 from ..rollout.engine import Engine
 from ..rollout.episode import EpisodeRunner
 from ..rollout.episode_request import EpisodeRequest, Signals, seed_of
@@ -22,6 +24,26 @@ from .rollout_side import episode_runner, open_environment, start_engine
 
 FULL_REWARD = 1.0
 UNHEARD = Signals(first_request=lambda: None, first_token=lambda version: None)
+
+
+def with_split(recipe: Recipe, asked: str | None) -> Recipe:
+    """The recipe with the split to evaluate: the one asked for, else `eval.split`, else the only one.
+
+    Raises ConfigError where that leaves none. Loads the tasks only, so it can be asked before all else.
+    """
+    taskset = envs.load(recipe.env.id, **recipe.env.options).taskset
+    split = asked or recipe.eval.split
+    if split not in taskset.splits:
+        if asked is not None or len(taskset.splits) != 1:
+            raise ConfigError(
+                source=f"taskset {taskset.name}",
+                key="--split",
+                value=split,
+                why="is none of its splits.",
+                remedy=f"Use one of: {', '.join(taskset.splits)}; as in --split {taskset.splits[0]}.",
+            )
+        [split] = taskset.splits
+    return recipe.model_copy(update={"eval": recipe.eval.model_copy(update={"split": split})})
 
 
 def evaluate(recipe: Recipe, model_dir: Path, episodes: int) -> dict[str, float]:
@@ -66,8 +88,11 @@ async def play(runner: EpisodeRunner, tasks: Sequence[Task], in_flight: int, see
         async with room:
             return await runner.run(request, UNHEARD)
 
-    async with asyncio.TaskGroup() as playing:
-        running = [playing.create_task(one(number, task)) for number, task in enumerate(tasks)]
+    try:
+        async with asyncio.TaskGroup() as playing:
+            running = [playing.create_task(one(number, task)) for number, task in enumerate(tasks)]
+    except ExceptionGroup as group:
+        raise group.exceptions[0] from group.exceptions[0].__cause__
     return [episode.result() for episode in running]
 
 

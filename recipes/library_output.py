@@ -2,16 +2,23 @@
 
 The engine, its child process and Megatron log and warn by the page, past Python's own streams too, so
 the process's file descriptors are redirected. Invariant: they are put back however the block ends.
+
+    libraries_write_to(run_dir)    for what makes a run: the file stays with it
+    libraries_are_quiet()          for what only looks at one: the file stays only if something broke
 """
 
 from __future__ import annotations
 
 import os
+import shutil
 import sys
+import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TextIO
+
+from ..errors import ConfigError
 
 FILE = "libraries.log"
 
@@ -35,6 +42,28 @@ def libraries_write_to(run_dir: Path) -> Iterator[TextIO]:
         os.dup2(stderr, 2)
         os.close(stdout)
         os.close(stderr)
+
+
+@contextmanager
+def libraries_are_quiet() -> Iterator[TextIO]:
+    """The same with a file in the temporary folder, which is named and kept when the block fails.
+
+    Yields what stderr was before: stdout is for the result, which is printed after the block.
+    """
+    folder = Path(tempfile.mkdtemp(prefix="rz-agent-"))
+    keep = False
+    try:
+        with open(os.dup(2), "w") as shown, libraries_write_to(folder):
+            yield shown
+    except ConfigError:
+        raise
+    except Exception:
+        keep = True
+        print(f"what the libraries printed: {folder / FILE}", file=sys.stderr)
+        raise
+    finally:
+        if not keep:
+            shutil.rmtree(folder, ignore_errors=True)
 
 
 def _flush() -> None:

@@ -1,36 +1,47 @@
 """The folder of the model that a recipe names, built into the cache when it is one we make.
 
-model_folder(section, say) -> Path    a Hugging Face folder, complete or a ConfigError
+    model_folder(section, say, stop) -> Path    a Hugging Face folder, complete, or an error
+
+Invariant: the cache holds whole models only, however a build ends.
+Waits: the caller for a build, which takes minutes; a build looks at `stop` after each of its steps.
 """
 
 from __future__ import annotations
 
 import shutil
 import tempfile
+import time
 from collections.abc import Callable
 from pathlib import Path
 
-from ..errors import ConfigError
+from ..errors import ConfigError, RzError
 from .sections import ModelSection
 
 Say = Callable[[str], None]
+Stop = Callable[[], bool]
+SAY_EVERY_S = 5.0
 
 
-def model_folder(section: ModelSection, say: Say = lambda text: None) -> Path:
+class BuildStopped(RzError):
+    """A person asked for the end while a model was being built; nothing of it is kept."""
+
+    exit_code = 130
+
+
+def model_folder(section: ModelSection, say: Say = lambda text: None, stop: Stop = lambda: False) -> Path:
     """Where config.json, the tokenizer and the weights of the recipe's model are.
 
-    say    told before something that may take minutes
+    say    told what is built and how far it is; nothing where the model is there already
+    stop   asked while building; once it is true, BuildStopped is raised
     """
     cache = Path(section.cache).expanduser()
     # The builders load torch, which takes seconds, so only the one that is asked for is imported.
     if section.path == "tiny":
         from .models.tiny import ensure_tiny
 
-        say("the tiny model (built once, about two minutes, then cached)")
-        return ensure_tiny(cache, seed=section.seed)
+        return ensure_tiny(cache, seed=section.seed, progress=_building(say, stop))
     if section.path == "smollm2":
-        say("SmolLM2-135M-Instruct (converted once, then cached)")
-        return _smollm2(cache / "smollm2")
+        return _smollm2(cache / "smollm2", say)
     folder = Path(section.path)
     if not (folder / "config.json").is_file():
         raise ConfigError(
@@ -43,11 +54,27 @@ def model_folder(section: ModelSection, say: Say = lambda text: None) -> Path:
     return folder
 
 
-def _smollm2(folder: Path) -> Path:
+def _building(say: Say, stop: Stop) -> Callable[[int, int, float], None]:
+    """The progress of the tiny model's build: said every few seconds, ended on request."""
+    said = -SAY_EVERY_S
+
+    def progress(step: int, steps: int, loss: float) -> None:
+        nonlocal said
+        if stop():
+            raise BuildStopped(f"the tiny model's build was stopped after {step} of {steps} steps")
+        if time.monotonic() - said >= SAY_EVERY_S:
+            said = time.monotonic()
+            say(f"the tiny model: {step} of {steps} steps (built once, then cached)")
+
+    return progress
+
+
+def _smollm2(folder: Path, say: Say) -> Path:
     from .models.smollm2 import convert_smollm2
 
     if folder.exists():
         return folder
+    say("SmolLM2-135M-Instruct (converted once, then cached)")
     folder.parent.mkdir(parents=True, exist_ok=True)
     converting = Path(tempfile.mkdtemp(prefix="smollm2-", dir=folder.parent))
     try:

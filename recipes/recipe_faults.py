@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any, get_args
 
 from pydantic import BaseModel, ValidationError
+from pydantic.fields import FieldInfo
 from pydantic_core import ErrorDetails
 
 from ..errors import ConfigError
@@ -22,6 +23,8 @@ _KINDS = {
     "list_type": "an [array]",
     "tuple_type": "an [array]",
 }
+
+_LIMITS = {"gt": "above", "ge": "at least", "lt": "below", "le": "at most"}
 
 
 def first_fault(error: ValidationError, model: type[BaseModel], source: str) -> ConfigError:
@@ -56,9 +59,21 @@ def _reason(fault: ErrorDetails) -> str:
 def _remedy(path: Sequence[str], model: type[BaseModel]) -> str:
     owner = _model_at(path[:-1], model)
     field = owner.model_fields.get(path[-1]) if owner and path else None
-    if field is None or not field.description:
-        return "Write another value, or leave the key out to use the default."
-    return f"{'.'.join(path)}: {field.description}."
+    said = [f"{'.'.join(path)}: {field.description}."] if field and field.description else []
+    if field and (allowed := _bounds(field)):
+        said.append(f"Allowed: {allowed}.")
+    return " ".join(said) or "Write another value, or leave the key out to use the default."
+
+
+def _bounds(field: FieldInfo) -> str:
+    """The field's limits in words, such as "above 0 and at most 1"; empty where it has none."""
+    limits = (
+        f"{words} {getattr(constraint, name)}"
+        for constraint in field.metadata
+        for name, words in _LIMITS.items()
+        if hasattr(constraint, name)
+    )
+    return " and ".join(limits)
 
 
 def _near_miss(path: Sequence[str], model: type[BaseModel]) -> str:

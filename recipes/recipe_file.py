@@ -54,18 +54,32 @@ def apply_override(tables: Tables, override: str) -> None:
     >>> apply_override(tables, "lag.max_lag=0"); tables
     {'lag': {'max_lag': 0}}
     """
-    key, equals, text = override.partition("=")
-    parts = key.strip().split(".")
-    if not equals or not all(re.fullmatch(r"[A-Za-z0-9_-]+", part) for part in parts):
-        raise ConfigError(
-            source="--set", key=override, value="", remedy="Write table.key=value, as in --set lag.max_lag=0"
-        )
-    here = tables
+    parts, text = key_and_value(override)
+    key, here = ".".join(parts), tables
     for part in parts[:-1]:
         here = here.setdefault(part, {})
         if not isinstance(here, dict):
             raise ConfigError(source="--set", key=key, value=text, remedy=f"{part} is a value, not a table.")
-    here[parts[-1]] = _toml_value(key.strip(), text.strip())
+    here[parts[-1]] = _toml_value(key, text)
+
+
+def key_and_value(override: str) -> tuple[list[str], str]:
+    """The two sides of KEY=VALUE, the key in its parts; ConfigError where it is not written so.
+
+    >>> key_and_value("lag.max_lag=0")
+    (['lag', 'max_lag'], '0')
+    """
+    key, equals, text = override.partition("=")
+    parts = key.strip().split(".")
+    if not equals or not all(re.fullmatch(r"[A-Za-z0-9_-]+", part) for part in parts):
+        raise ConfigError(
+            source="--set",
+            key="argument",
+            value=override,
+            why="is not KEY=VALUE.",
+            remedy="Write it with = and without spaces, as in --set updates=3 or --set lag.max_lag=0",
+        )
+    return parts, text.strip()
 
 
 def _toml_value(key: str, text: str) -> Any:

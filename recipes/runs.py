@@ -46,8 +46,8 @@ class Run:
 
     @property
     def state(self) -> str:
-        """Why it ended, or "unfinished" for one that goes on or was killed."""
-        return str(self.summary.get("reason", "unfinished"))
+        """Why it ended, its first line; or "unfinished" for one that goes on or was killed."""
+        return str(self.summary.get("reason", "unfinished")).partition("\n")[0]
 
 
 def new_run(root: Path, name: str) -> Path:

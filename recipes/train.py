@@ -35,7 +35,7 @@ from .controller import Boxes, Controller, LearnerThread, publish
 from .evaluate import Evaluation
 from .learner_side import check_launcher, learner_of, let_go
 from .metrics_writer import MetricsWriter
-from .model_source import model_folder
+from .model_source import BuildStopped, model_folder
 from .progress import Observer
 from .recipe import Recipe
 from .resume import restore_learner, unfinished, write_missing_figures
@@ -76,6 +76,9 @@ class Run:
         except RunStopped as stopped:
             reason = str(stopped)
             self._observer.note(reason)
+        except BuildStopped as stopped:
+            reason, code = "interrupted", stopped.exit_code
+            self._observer.note(str(stopped))
         summary = summarize(self._dir, reason=reason, exit_code=code, contract=contract)
         summary.write()
         summary_plot.draw(self._dir)
@@ -102,7 +105,10 @@ class Run:
         point = journal.resume()
         observer.phase("preparing the model", recipe.model.path)
         model_dir = await asyncio.to_thread(
-            model_folder, recipe.model, lambda text: observer.phase("preparing the model", text)
+            model_folder,
+            recipe.model,
+            lambda text: observer.phase("preparing the model", text),
+            observer.stop.is_set,
         )
         store = WeightStore(self._dir / "weights")
         environment = await open_environment(stack, recipe)

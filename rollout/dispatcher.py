@@ -81,7 +81,8 @@ class Dispatcher:
                         begun = GroupProgress(record=record, finished=frozenset(), oldest_version=None)
                         self._start_group(episodes, begun)
         except BaseExceptionGroup as failures:
-            raise failures.exceptions[0] from None
+            # What it was raised from stays: the traceback of a bug in an environment.
+            raise failures.exceptions[0] from failures.exceptions[0].__cause__
         finally:
             self._changed.set()
 

@@ -24,6 +24,7 @@ from dataclasses import dataclass, field
 from typing import Any, Literal, TypeVar
 
 from ..envs.action import Action
+from ..envs.bug import blamed
 from ..envs.env import AgentEnv, Step
 from ..envs.failure import mask_reason
 from ..errors import MissingLogprob, NonFinite, RzError
@@ -73,6 +74,8 @@ class _Reached(Exception):
 class _Record:
     """What has happened in one running episode."""
 
+    environment: str
+    task_id: str
     open: SegmentBuilder
     segments: list[Segment] = field(default_factory=list)
     reward: float = 0.0
@@ -119,10 +122,10 @@ class EpisodeRunner:
 
     async def run(self, request: EpisodeRequest, signals: Signals) -> Trajectory:
         """Play the episode to its end; raises only what must stop the run."""
-        record = _Record(open=self._segment([]))
         status: Status = "ok"
         reason = ""
         env = self._make_env()
+        record = _Record(environment=type(env).__name__, task_id=request.task.id, open=self._segment([]))
         async with aclosing(env):
             try:
                 status = await self._play(env, request, signals, record)
@@ -145,7 +148,7 @@ class EpisodeRunner:
     ) -> Status:
         reset = env.areset(seed=request.seed, options={"task": request.task})
         # Setting a task up has a deadline of the task's own, which may be longer than a step's.
-        observation, info = await self._infrastructure("reset", reset)
+        observation, info = await self._infrastructure("reset", reset, record)
         self._refuse_masked(info)
         talk = Conversation(self._renderer, observation["messages"], env.prompt_tools)
         record.open_segment(self._segment(talk.prompt))
@@ -155,13 +158,14 @@ class EpisodeRunner:
                 action = Action(
                     text=talk.act(completion.token_ids), token_ids=tuple(completion.token_ids.tolist())
                 )
-                step = await self._within_step(env.astep(action), f"step {record.turns}")
+                step = await self._within_step(env.astep(action), f"step {record.turns}", record)
                 observation, _, terminated, truncated, _ = self._note(step, record)
                 if terminated or truncated:
                     return "ok" if terminated else "truncated"
                 self._hear(talk.observe(observation["messages"]), record)
         except _Reached as reached:
-            self._note(await self._within_step(env.atruncate(reached.limit), "scoring"), record)
+            scored = await self._within_step(env.atruncate(reached.limit), "scoring", record)
+            self._note(scored, record)
             return "truncated"
 
     def _hear(self, turn: Turn, record: _Record) -> None:
@@ -224,11 +228,11 @@ class EpisodeRunner:
         record.env_metrics |= {name: float(value) for name, value in info.get("metrics", {}).items()}
         return step
 
-    async def _within_step(self, call: Awaitable[T], what: str) -> T:
+    async def _within_step(self, call: Awaitable[T], what: str, record: _Record) -> T:
         """Await the environment under the step's deadline: past it, the environment hangs."""
         try:
             async with asyncio.timeout(self._limits.step_deadline_s) as deadline:
-                return await self._infrastructure(what, call)
+                return await self._infrastructure(what, call, record)
         except TimeoutError:
             if not deadline.expired():
                 raise
@@ -236,10 +240,12 @@ class EpisodeRunner:
                 f"{what}: no answer within rollout.step_deadline_s = {self._limits.step_deadline_s:g}"
             ) from None
 
-    async def _infrastructure(self, what: str, call: Awaitable[T]) -> T:
-        """Await the environment; a failure of its infrastructure becomes the episode's mask."""
+    async def _infrastructure(self, what: str, call: Awaitable[T], record: _Record) -> T:
+        """Await the environment; a failure of its infrastructure becomes the episode's mask, any other
+        exception than our own an `EnvironmentBug`."""
         try:
-            return await call
+            with blamed(record.environment, what, record.task_id):
+                return await call
         except RzError as error:
             if (reason := mask_reason(error)) is None:
                 raise

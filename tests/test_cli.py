@@ -16,10 +16,12 @@ import numpy as np
 import pytest
 import torch
 from rz_agent import cli
-from rz_agent.recipes import doctor, runs
+from rz_agent.envs import ListTaskset, Task
+from rz_agent.errors import ConfigError
+from rz_agent.recipes import doctor, evaluate, runs
 from rz_agent.recipes.metrics_writer import MetricsWriter
 from rz_agent.recipes.recipe import Recipe
-from rz_agent.recipes.sections import ModelSection, TrackingSection
+from rz_agent.recipes.sections import EnvSection, ModelSection, TrackingSection
 from rz_agent.trajectory import Segment, Trajectory
 from rz_agent.weight_store import WeightStore
 from typer.testing import CliRunner
@@ -94,12 +96,104 @@ def test_a_dry_run_prints_a_recipe_that_can_be_run_and_makes_no_folder(tmp_path:
     assert list(tmp_path.iterdir()) == []
 
 
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ("--env", "pyton"),
+        ("--env", "json:NoClass"),
+        ("--env", "python", "--set", "env.options.nothing=1"),
+        ("--env", "python", "--set", "model.path=/no/such/model"),
+    ],
+    ids=" ".join,
+)
+def test_what_could_not_start_is_refused_before_there_is_a_folder(
+    arguments: tuple[str, ...], tmp_path: Path
+) -> None:
+    done = rz_agent("train", *arguments, cwd=tmp_path)
+    assert (done.returncode, "Traceback" in done.stderr) == (2, False)
+    assert list(tmp_path.iterdir()) == []
+
+
 def test_a_resumed_run_keeps_its_recipe_but_for_what_is_set(run: runs.Run, tmp_path: Path) -> None:
     done = rz_agent("train", "--resume", "mine", "--set", "updates=9", "--dry-run", cwd=tmp_path)
     tables = tomllib.loads(done.stdout)
     assert (tables["updates"], tables["model"]["path"]) == (9, run.recipe.model.path)
     refused = rz_agent("train", "--resume", "mine", "--env", "python", "--dry-run", cwd=tmp_path)
     assert refused.returncode == 2
+
+
+def test_a_key_and_a_value_apart_are_refused_for_that_and_not_for_a_word_too_many() -> None:
+    done = rz_agent("train", "--env", "python", "--set", "updates", "3")
+    assert done.returncode == 2
+    assert "'updates' is not KEY=VALUE" in done.stderr
+    assert "--set updates=3" in done.stderr
+
+
+def test_to_resume_a_finished_run_is_answered_with_how_to_make_more_updates(run: runs.Run) -> None:
+    (run.path / "summary.json").write_text(json.dumps({"reason": "done"}))
+    before = sorted(run.path.iterdir())
+    done = rz_agent("train", "--resume", str(run.path), "--set", "updates=3")
+    assert done.returncode == 0
+    assert f"{run.path} is finished: it made its 3 updates" in done.stdout
+    assert f"--resume {run.path} --set updates=6" in done.stdout
+    assert sorted(run.path.iterdir()) == before
+
+
+def test_a_stopped_run_and_one_with_more_updates_to_make_are_not_finished(run: runs.Run) -> None:
+    three = run.recipe.model_copy(update={"updates": 3})
+    assert not cli._is_finished(run.path, three)
+    (run.path / "summary.json").write_text(json.dumps({"reason": "done"}))
+    assert cli._is_finished(run.path, three)
+    assert not cli._is_finished(run.path, run.recipe)
+
+
+def test_a_run_without_updates_has_nothing_to_audit_yet(run: runs.Run) -> None:
+    done = rz_agent("audit", str(run.path))
+    assert done.returncode == 2
+    assert "there is nothing to audit yet" in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+def test_a_split_that_the_taskset_lacks_is_refused_before_the_model_is_looked_for(tmp_path: Path) -> None:
+    nowhere = ("--set", "model.path=nowhere")
+    done = rz_agent("eval", "--env", "python", "--split", "dev", *nowhere, cwd=tmp_path)
+    assert done.returncode == 2
+    assert "--split = 'dev'" in done.stderr
+    assert "train, test" in done.stderr
+
+
+def tasks_of(*splits: str) -> Recipe:
+    """A recipe whose environment has one task in each of these splits."""
+    tasks = [Task(id=split, split=split, prompt="?", answer="!") for split in splits]
+    options = {"taskset": ListTaskset(tasks, name="mine")}
+    return Recipe.model_construct(env=EnvSection.model_construct(id="rz/PythonMath-v0", options=options))
+
+
+def test_an_evaluation_plays_the_split_asked_for_else_the_recipes_else_the_only_one() -> None:
+    assert evaluate.with_split(tasks_of("train", "test"), "train").eval.split == "train"
+    assert evaluate.with_split(tasks_of("train", "test"), None).eval.split == "test"
+    assert evaluate.with_split(tasks_of("train"), None).eval.split == "train"
+    for splits, asked in ((("train",), "test"), (("train", "dev"), None)):
+        with pytest.raises(ConfigError, match="--split = 'test'") as refused:
+            evaluate.with_split(tasks_of(*splits), asked)
+        assert ", ".join(splits) in refused.value.remedy
+
+
+def test_a_model_that_is_being_built_does_not_outlive_the_first_signal(tmp_path: Path) -> None:
+    command = [sys.executable, "-m", "rz_agent.cli", "train", "--env", "python", "--set", "model.cache=cache"]
+    with subprocess.Popen(command, cwd=tmp_path, stdout=subprocess.PIPE, text=True) as training:
+        assert training.stdout is not None
+        for line in training.stdout:
+            if "of 800 steps" in line:
+                break
+        training.terminate()
+        asked = time.monotonic()
+        said = training.stdout.read()
+        assert training.wait() == 130
+    assert time.monotonic() - asked < 20  # about 2 s on an idle machine
+    assert "the tiny model's build was stopped" in said
+    assert "go on with: rz-agent train --resume runs/python" in said
+    assert list((tmp_path / "cache").iterdir()) == []
 
 
 def test_a_new_run_never_takes_the_folder_of_another(tmp_path: Path) -> None:

@@ -32,7 +32,7 @@ from rz_agent.envs import (
 )
 from rz_agent.envs.hooks import call
 from rz_agent.envs.tool import tool_spec
-from rz_agent.errors import ConfigError, NonFinite
+from rz_agent.errors import ConfigError, EnvironmentBug, NonFinite
 
 ONE_TASK = ListTaskset([Task(id="only", prompt="Go.", answer="done")], name="one")
 
@@ -117,6 +117,13 @@ def test_reasoning_gym_entries_depend_on_seed_and_position_only() -> None:
     assert from_reasoning_gym("gcd").load("test")[3] == from_reasoning_gym("gcd").order(77, "test")[3]
     with pytest.raises(ConfigError, match="Did you mean 'countdown'"):
         from_reasoning_gym("countdwon")
+
+
+def test_a_plain_list_is_no_taskset_and_ids_are_unique() -> None:
+    with pytest.raises(ConfigError, match="ListTaskset"):
+        Base(taskset=[Task(id="a", prompt="")])  # type: ignore[arg-type]
+    with pytest.raises(ConfigError, match="id = 'a' is met twice"):
+        ListTaskset([Task(id="a", prompt=""), Task(id="a", prompt="")], name="t")
 
 
 # Tools --------------------------------------------------------------------------------------------------
@@ -205,8 +212,14 @@ def test_a_reward_that_is_not_finite_is_an_error_with_its_name() -> None:
     def broken(task: Task, episode: Episode) -> float:
         return float("nan")
 
-    with pytest.raises(NonFinite, match="only: broken returned nan"):
+    with pytest.raises(NonFinite, match=r"reward broken, task only: it returned nan\n.*test_envs_api\.py"):
         score(broken)
+
+
+@pytest.mark.parametrize("wrong", [lambda task, episode: None, lambda task: 1.0, lambda task, episode: 1 / 0])
+def test_a_broken_reward_is_told_with_its_task_and_line(wrong: Any) -> None:
+    with pytest.raises(EnvironmentBug, match=r"reward <lambda>, task only: .*\n  at .*test_envs_api\.py:\d+"):
+        score(reward(wrong))
 
 
 # Episodes -----------------------------------------------------------------------------------------------
@@ -308,6 +321,24 @@ def test_an_episode_ended_from_outside_is_scored_as_it_stands() -> None:
 class Talk(Base):
     def reply(self, text: str) -> str | None:  # type: ignore[override]  # plain where the base is async
         return None if text == "done" else f"you said {text}"
+
+
+class Buggy(Base):
+    async def begin(self, task: Task) -> None:
+        if task.id == "bad":
+            raise KeyError("setup")
+
+    async def reply(self, text: str) -> str | None:
+        raise ValueError("oops")
+
+
+def test_a_bug_in_a_hook_names_environment_hook_task_and_line() -> None:
+    with pytest.raises(
+        EnvironmentBug, match=r"Buggy, reply, task only: ValueError: oops\n  at .*api\.py:\d+"
+    ):
+        asyncio.run(first_step(Buggy(), "hi"))
+    with pytest.raises(EnvironmentBug, match=r"Buggy, begin, task bad: KeyError"):
+        asyncio.run(Buggy().areset(options={"task": {"id": "bad", "prompt": ""}}))
 
 
 def test_an_environment_can_talk_back_over_several_turns() -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import json
 import math
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -177,3 +178,25 @@ def test_what_libraries_and_child_processes_print_goes_to_the_log_and_the_run_to
     assert done.stdout.split("\n") == ["update 1", "the end", ""]
     assert done.stderr == ""
     assert set((tmp_path / "libraries.log").read_text().split()) == {"chatter", "warning", "child"}
+
+
+@pytest.mark.parametrize(("failure", "kept"), [("", False), ("1 / 0", True)])
+def test_a_command_without_a_folder_keeps_what_libraries_print_only_if_it_fails(
+    tmp_path: Path, failure: str, kept: bool
+) -> None:
+    code = (
+        "from rz_agent.recipes.library_output import libraries_are_quiet\n"
+        "with libraries_are_quiet() as terminal:\n"
+        "    print('chatter'); print('shown', file=terminal)\n"
+        f"    {failure or 'pass'}\n"
+        "print('result')"
+    )
+    environment = {**os.environ, "TMPDIR": str(tmp_path)}
+    done = subprocess.run(
+        [sys.executable, "-c", code], env=environment, capture_output=True, text=True, check=False
+    )
+    assert done.stdout == ("" if failure else "result\n")
+    assert done.stderr.startswith("shown\n")
+    logs = list(tmp_path.glob("*/libraries.log"))
+    assert [log.read_text() for log in logs] == ["chatter\n"] * kept
+    assert all(str(log) in done.stderr for log in logs)

@@ -90,6 +90,13 @@ def test_an_override_that_cannot_be_read_is_refused(override: str) -> None:
     assert refusal(override).source == "--set"
 
 
+@pytest.mark.parametrize("override", ["updates", "updates:3", "updates 3"])
+def test_an_override_without_an_equals_sign_is_shown_one_with_it(override: str) -> None:
+    error = refusal(override)
+    assert "is not KEY=VALUE" in str(error)
+    assert "--set updates=3" in error.remedy
+
+
 def test_a_misspelt_key_is_refused_with_the_one_that_was_meant() -> None:
     error = refusal("lag.max_lagg=3")
     assert (error.key, error.value) == ("lag.max_lagg", 3)
@@ -115,7 +122,11 @@ def test_a_key_in_the_wrong_table_is_refused_with_the_right_one() -> None:
         ("rollout.top_k=40", "rollout.top_k", "no probability under the sampler"),
         ("rollout.top_k=1", "rollout.top_k", "every advantage is 0"),
         ("kernels=fast", "kernels", "aligned"),
-        ("learner.lr=0", "learner.lr", "greater than 0"),
+        ("learner.lr=0", "learner.lr", "Allowed: above 0."),
+        ("learner.lr=-1e-4", "learner.lr", "Allowed: above 0."),
+        ("learner.clip_grad=-1.0", "learner.clip_grad", "Allowed: above 0."),
+        ("rollout.top_p=2.0", "rollout.top_p", "Allowed: above 0 and at most 1."),
+        ("updates=0", "updates", "updates of the learner. Allowed: at least 1."),
         ("learner.dtype=bfloat16", "learner.dtype", "Set model.dtype instead"),
         ("name=a/b", "name", "letters, digits"),
         ("lag=3", "lag", "is not a [table]"),

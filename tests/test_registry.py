@@ -24,6 +24,7 @@ from rz_agent.envs import (
     reward,
 )
 from rz_agent.envs.python_math.env import PythonMathEnv
+from rz_agent.envs.registry import listed
 from rz_agent.errors import ConfigError
 
 PLUG_IN = """
@@ -144,7 +145,7 @@ def test_a_wrong_value_names_the_option() -> None:
 
 @pytest.mark.parametrize("path", ["no_such_module:Env", "json:NoSuchClass", "json:JSONDecoder"])
 def test_a_path_that_leads_nowhere_says_so(path: str) -> None:
-    with pytest.raises(ConfigError, match="entry_point"):
+    with pytest.raises(ConfigError, match=r"env\.id"):
         load(path)
 
 
@@ -152,6 +153,30 @@ def test_a_plug_in_that_does_not_import_is_named(plug_in: Install) -> None:
     plug_in("broken_plug_in", "import no_such_dependency", "broken-env = broken_plug_in:Env")
     with pytest.raises(ConfigError, match=r"(?s)broken-env of broken_plug_in.*no_such_dependency"):
         load("broken-env")
+
+
+def test_a_broken_plug_in_does_not_hide_a_misspelt_name_and_is_listed_as_broken(plug_in: Install) -> None:
+    plug_in("broken_other", "import no_such_dependency", "broken-other = broken_other:Env")
+    with pytest.raises(ConfigError, match="Did you mean 'python'"):
+        load("pyton")
+    assert "broken" in listed()["broken-other"]
+    assert "(broken" not in listed()["python"]
+
+
+@pytest.mark.parametrize(
+    ("source", "fault"),
+    [
+        ("x = 1\nif x\n", r"SyntaxError.*bad_module\.py:2"),
+        ("x = 1\nimport no_such_dependency\n", r"no_such_dependency.*bad_module\.py:2"),
+        (PLUG_IN.replace("EchoEnv", "OtherEnv"), r"no EchoEnv in .*bad_module\.py"),
+    ],
+)
+def test_a_module_that_cannot_be_used_is_refused_with_its_line(
+    plug_in: Install, source: str, fault: str
+) -> None:
+    plug_in("bad_module", source)
+    with pytest.raises(ConfigError, match=rf"(?s)env\.id = 'bad_module:EchoEnv'.*{fault}"):
+        load("bad_module:EchoEnv")
 
 
 def test_two_environments_cannot_share_a_short_name() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from functools import partial
 from pathlib import Path
 from random import Random
 
@@ -12,12 +13,15 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from rz_agent.envs.python_math.tasks import ArithmeticTaskset
 from rz_agent.errors import ConfigError
+from rz_agent.recipes.model_source import BuildStopped, model_folder
+from rz_agent.recipes.models import tiny
 from rz_agent.recipes.models.qwen3_torch import Qwen3, Qwen3Shape
 from rz_agent.recipes.models.sampled_reward import called_code, sampled_reward
 from rz_agent.recipes.models.sft import WarmStart, encode_trace, warm_start
 from rz_agent.recipes.models.tiny import TinyReport, build_tiny, ensure_tiny
 from rz_agent.recipes.models.tokenizer import CONTROL, END_ID, WRITTEN, build_tokenizer
 from rz_agent.recipes.models.traces import KINDS, Problem, Teacher, draw_problem, run_code, teach
+from rz_agent.recipes.sections import ModelSection
 from rz_agent.rollout.conversation import Conversation
 from rz_agent.rollout.renderer import Renderer
 from safetensors.torch import load_file
@@ -259,6 +263,30 @@ def test_a_cached_model_is_built_once_a_seed(tmp_path: Path) -> None:
     assert (first / "model.safetensors").stat().st_mtime_ns == written
     assert ensure_tiny(tmp_path, seed=4, steps=1, threads=1) != first
     assert len(list(tmp_path.iterdir())) == 2
+
+
+def test_a_build_says_how_far_it_is_and_a_cached_model_says_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(tiny, "ensure_tiny", partial(ensure_tiny, steps=2, threads=1))
+    section, said = ModelSection(cache=str(tmp_path)), list[str]()
+    folder = model_folder(section, said.append)
+    assert said == ["the tiny model: 1 of 2 steps (built once, then cached)"]
+    assert model_folder(section, said.append, lambda: True) == folder
+    assert len(said) == 1
+
+
+def test_a_build_that_is_stopped_ends_after_its_step_and_leaves_nothing(tmp_path: Path) -> None:
+    asked: list[int] = []
+
+    def stop() -> bool:
+        asked.append(1)
+        return len(asked) == 2
+
+    with pytest.raises(BuildStopped, match="was stopped after 2 of 800 steps") as stopped:
+        model_folder(ModelSection(cache=str(tmp_path)), stop=stop)
+    assert stopped.value.exit_code == 130
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_sampled_reward_counts_right_answers(renderer: Renderer) -> None:

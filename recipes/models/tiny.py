@@ -96,9 +96,12 @@ def build_tiny(
     )
 
 
-def ensure_tiny(cache_dir: Path, seed: int = 0, *, steps: int = 800, threads: int = 2) -> Path:
+def ensure_tiny(
+    cache_dir: Path, seed: int = 0, *, steps: int = 800, threads: int = 2, progress: Progress | None = None
+) -> Path:
     """The folder of that model in `cache_dir`, built now if this version of the code has not yet.
 
+    progress  as in `build_tiny`; what it raises ends the build, which then leaves nothing behind
     Safe when several processes ask at once: each builds for itself and the first one is kept.
     """
     folder = Path(cache_dir) / f"tiny-seed{seed}-steps{steps}-threads{threads}-{code_version()}"
@@ -107,7 +110,7 @@ def ensure_tiny(cache_dir: Path, seed: int = 0, *, steps: int = 800, threads: in
     Path(cache_dir).mkdir(parents=True, exist_ok=True)
     building = Path(tempfile.mkdtemp(prefix="tiny-", dir=cache_dir))
     try:
-        build_tiny(building, seed=seed, steps=steps, threads=threads, episodes=0)
+        build_tiny(building, seed=seed, steps=steps, threads=threads, episodes=0, progress=progress)
         building.rename(folder)
     except OSError:
         if not folder.exists():

@@ -103,7 +103,10 @@ def test_the_prefix_cache_serves_most_prompt_tokens_of_multi_turn_episodes(
     summary = run(recipe_of(small, updates=2, **changes, **{"rollout.engine.mode": "inprocess"}), tmp_path)
     lines = read_metrics(tmp_path)
     assert all(line["episode/turns"] == 6 for line in lines)
-    assert all(line["cache/hit_share"] > 0.5 for line in lines)
+    # An update whose episodes were all played before the last one has no such figure.
+    shares = [line["cache/hit_share"] for line in lines if "cache/hit_share" in line]
+    assert shares
+    assert min(shares) > 0.5
     assert summary.figures["audit"]["differing"] == 0
 
 

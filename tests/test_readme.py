@@ -53,6 +53,7 @@ def test_the_readmes_environment_is_played_as_it_says(guess: Path, monkeypatch: 
             return " ".join(said), reward
 
     said, reward = asyncio.run(play())
+    sys.modules.pop("guess", None)  # another test beside this one has a module of that name
     assert "higher" in said
     assert "found" in said
     assert reward == 1.0

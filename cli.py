@@ -13,7 +13,6 @@ import os
 import signal
 import sys
 import threading
-import traceback
 from collections.abc import Iterator
 from pathlib import Path
 from types import FrameType
@@ -21,7 +20,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from .errors import ConfigError, EnvironmentBug, RzError
+from .errors import ConfigError, RzError
 
 if TYPE_CHECKING:
     from .recipes.recipe import Recipe
@@ -175,28 +174,13 @@ def _check(recipe: Recipe) -> None:
         check(recipe)
 
 
-@contextlib.contextmanager
-def _tracebacks_in(run_dir: Path) -> Iterator[None]:
-    """An error's traceback goes to the run's log; the terminal gets its message and how to go on."""
-    from .recipes.library_output import FILE
-
-    try:
-        yield
-    except RzError as error:
-        with (run_dir / FILE).open("a") as log:
-            traceback.print_exc(file=log)
-        if not isinstance(error, EnvironmentBug):
-            raise
-        raise EnvironmentBug(f"{error}\n  Go on with: rz-agent train --resume {run_dir}") from error
-
-
 def _train(recipe: Recipe, root: Path, run_dir: Path | None) -> None:
     """Run it with the display and the signal handlers around it, then tell how it went."""
     if int(os.environ.get("RANK", "0")) > 0:
         _follow(recipe)
         return
     from .recipes import runs
-    from .recipes.library_output import libraries_write_to
+    from .recipes.library_output import libraries_write_to, tracebacks_go_to
     from .recipes.progress import observer
     from .recipes.recipe import warnings
 
@@ -204,7 +188,7 @@ def _train(recipe: Recipe, root: Path, run_dir: Path | None) -> None:
     run_dir = run_dir or runs.new_run(root, recipe.name)
     runs.save_recipe(run_dir, recipe)
     with (
-        _tracebacks_in(run_dir),
+        tracebacks_go_to(run_dir),
         libraries_write_to(run_dir) as terminal,
         observer(terminal, recipe.updates, run_dir.name) as display,
         _first_interrupt_asks(display.stop),

@@ -8,7 +8,8 @@ softened into a number: a token without a finite log-probability cannot be train
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from functools import partial
 
 
@@ -57,3 +58,13 @@ class NonFinite(RunStopped):
 
 class MissingLogprob(RunStopped):
     """The engine returned a sampled token without its log-probability."""
+
+
+@contextmanager
+def ungrouped() -> Iterator[None]:
+    """Around a task group: its first failure is raised as itself, chained to what it was raised from."""
+    try:
+        yield
+    except BaseExceptionGroup as failures:
+        first = failures.exceptions[0]
+        raise first from first.__cause__

@@ -130,6 +130,10 @@ class Segment:
         edges = np.flatnonzero(np.diff(self.action_mask.astype(np.int8), prepend=0, append=0))
         return [range(int(a), int(b)) for a, b in zip(edges[::2], edges[1::2], strict=True)]
 
+    def turn_of(self, position: int) -> int:
+        """Which of `turns` the action token at `position` belongs to."""
+        return next(number for number, turn in enumerate(self.turns()) if position in turn)
+
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Trajectory:

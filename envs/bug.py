@@ -54,6 +54,12 @@ def brief(error: BaseException) -> str:
     return f"{type(error).__name__}: {error}"
 
 
+def located(error: BaseException) -> str:
+    """The error, and the line of the author's that raised it."""
+    place = users_place(error)
+    return f"{brief(error)}, at {place}" if place else brief(error)
+
+
 def users_place(error: BaseException) -> str:
     """`file:line` of the innermost frame outside of rz_agent, Python and packages; "" without one."""
     if isinstance(error, SyntaxError) and error.filename and not error.filename.startswith("<"):

@@ -21,7 +21,6 @@ import asyncio
 import logging
 from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from contextlib import AbstractAsyncContextManager, AsyncExitStack, nullcontext
-from copy import copy
 from typing import Any, ClassVar
 
 import gymnasium
@@ -105,8 +104,7 @@ class AgentEnv(gymnasium.Env[Observation, str]):
         self.tasks = checked_taskset(tasks, source=f"environment {type(self).__name__}")
         self.max_turns = self.options.max_turns or self.max_turns
         self.tool_specs = self._specs()
-        self.rubric = copy(rubric or self._rubric())  # a rubric may serve several environments
-        self.rubric.owner = type(self).__name__
+        self.rubric = rubric or self._rubric()
         self.shared, self._sandboxes = shared, sandboxes
         self.observation_space, self.action_space = ChatSpace(), ActionSpace()
         self.state: dict[str, Any] = {}
@@ -370,7 +368,8 @@ class AgentEnv(gymnasium.Env[Observation, str]):
 
     async def _conclude(self, new: Observation, ended: Ended) -> Step:
         progress = self._running()
-        score = await self.rubric.score(progress.task, progress.episode(self.state, ended))
+        episode = progress.episode(self.state, ended)
+        score = await self.rubric.score(progress.task, episode, owner=type(self).__name__)
         info = {
             **progress.info(),
             "ended": ended,

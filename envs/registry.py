@@ -23,7 +23,7 @@ from gymnasium.envs.registration import EnvSpec
 
 from ..errors import ConfigError, RzError
 from ..sandboxes.pool import SandboxPool
-from .bug import brief, users_place
+from .bug import located, users_place
 from .env import AgentEnv
 from .factory import EnvFactory
 from .options import suggestion
@@ -126,7 +126,7 @@ def load(name: str, *, sandboxes: SandboxPool | None = None, **options: Any) -> 
             source=f"environment {env_class.__name__}",
             key="env.id",
             value=name,
-            why=f"cannot be made ({_told(error)})",
+            why=f"cannot be made ({located(error)})",
             remedy="Mend that class.",
         ) from error
 
@@ -178,7 +178,7 @@ def _module(module: str, path: str, name: str) -> ModuleType:
             source=f"environment {name}",
             key="env.id",
             value=path,
-            why=f"cannot be imported ({_told(error)})",
+            why=f"cannot be imported ({located(error)})",
             remedy="Mend that line."
             if users_place(error)
             else "Write pkg.mod:Class of an importable module (the folder must be on the path).",
@@ -191,12 +191,6 @@ def _classes_in(module: ModuleType) -> list[str]:
         for name, value in vars(module).items()
         if isinstance(value, type) and issubclass(value, AgentEnv) and value.__module__ == module.__name__
     ]
-
-
-def _told(error: Exception) -> str:
-    """The error, and the line of the author's that raised it."""
-    place = users_place(error)
-    return f"{brief(error)}, at {place}" if place else brief(error)
 
 
 def _from_path(path: str) -> EnvSpec | None:
@@ -221,7 +215,7 @@ def _plug_in(point: EntryPoint) -> EnvSpec | None:
             source=f"entry point {point.name} of {point.dist.name if point.dist else 'an unknown package'}",
             key=GROUP,
             value=point.value,
-            why=f"cannot be imported ({_told(error)})",
+            why=f"cannot be imported ({located(error)})",
             remedy="Repair or uninstall that package.",
         ) from error
     if not isinstance(loaded, type):

@@ -17,7 +17,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal, TypeVar, overload
 
-from ..errors import NonFinite
+from ..errors import NonFinite, ungrouped
 from .bug import blamed, source_of, told
 from .failure import InfraFailure
 from .hooks import call
@@ -85,16 +85,12 @@ def metric(function: Function) -> Function:
 class Rubric:
     """Reward functions and metrics, with one deadline for all of them.
 
-    owner   the environment's name, for messages
-
     >>> @reward(weight=2.0)
     ... async def right(task, episode): return float(episode.answer == task.answer)
     >>> task = Task(id="t", prompt="2+2?", answer="4")
     >>> asyncio.run(Rubric(right).score(task, Episode(messages=(), answer="4"))).reward
     2.0
     """
-
-    owner = "(none)"
 
     def __init__(self, *functions: Callable[..., Any], deadline_s: float = 60.0) -> None:
         self.functions, self.deadline_s = functions, deadline_s
@@ -109,17 +105,20 @@ class Rubric:
         """Whether any function carries a weight."""
         return any(getattr(function, MARK) is not None for function in self.functions)
 
-    async def score(self, task: Task, episode: Episode) -> Score:
+    async def score(self, task: Task, episode: Episode, *, owner: str = "(none)") -> Score:
         """Run every function. Raises `InfraFailure` past the deadline, `NonFinite` or `EnvironmentBug` naming
-        the function that returned no finite number."""
-        try:
-            async with asyncio.timeout(self.deadline_s), asyncio.TaskGroup() as running:
-                pending = {f: running.create_task(self._value(f, task, episode)) for f in self.functions}
-        except TimeoutError as error:
-            raise InfraFailure(f"the rubric did not finish within {self.deadline_s:g} s") from error
-        except ExceptionGroup as errors:
-            first = errors.exceptions[0]
-            raise first from first.__cause__
+        the function that returned no finite number.
+
+        owner  the environment's name, for messages
+        """
+        with ungrouped():
+            try:
+                async with asyncio.timeout(self.deadline_s), asyncio.TaskGroup() as running:
+                    pending = {
+                        f: running.create_task(self._value(f, task, episode, owner)) for f in self.functions
+                    }
+            except TimeoutError as error:
+                raise InfraFailure(f"the rubric did not finish within {self.deadline_s:g} s") from error
         values = {function: running_task.result() for function, running_task in pending.items()}
         weights = {function: getattr(function, MARK) for function in self.functions}
         return Score(
@@ -128,13 +127,13 @@ class Rubric:
             metrics={f.__name__: v for f, v in values.items() if weights[f] is None},
         )
 
-    async def _value(self, function: Callable[..., Any], task: Task, episode: Episode) -> float:
+    async def _value(self, function: Callable[..., Any], task: Task, episode: Episode, owner: str) -> float:
         kind = "metric" if getattr(function, MARK) is None else "reward"
         hook = f"{kind} {function.__name__}"
-        with blamed(self.owner, hook, task.id, function):
+        with blamed(owner, hook, task.id, function):
             value = _number(await call(function, task, episode))
         if not math.isfinite(value):
-            raise NonFinite(told(self.owner, hook, task.id, f"it returned {value}", source_of(function)))
+            raise NonFinite(told(owner, hook, task.id, f"it returned {value}", source_of(function)))
         return value
 
 

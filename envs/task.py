@@ -207,12 +207,12 @@ def checked_taskset(found: object, *, source: str) -> Taskset:
     )
 
 
-def check_split(taskset: Taskset, split: str) -> None:
-    """Raise `ConfigError` unless the taskset has this split."""
+def check_split(taskset: Taskset, split: str, *, key: str = "split") -> None:
+    """Raise `ConfigError` unless the taskset has this split, which was asked for by `key`."""
     if split not in taskset.splits:
         raise ConfigError(
             source=f"taskset {taskset.name}",
-            key="split",
+            key=key,
             value=split,
             remedy=f"Use one of: {', '.join(taskset.splits)}.",
         )

@@ -57,9 +57,8 @@ class _Rotary(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, Tensor, None, None]:
         positions, table = ctx.saved_tensors
-        cos, sin = table.chunk(2, dim=-1)
-        inverse = torch.cat((cos, -sin), dim=-1)
-        dq, dk = (formulas.rotate(grad, positions, inverse) for grad in grads)
+        back = formulas.rotating_back(table)
+        dq, dk = (formulas.rotate(grad, positions, back) for grad in grads)
         return dq, dk, None, None
 
 

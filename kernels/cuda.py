@@ -104,9 +104,8 @@ class _Rotary(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, Tensor, None, None]:
         positions, table = ctx.saved_tensors
-        cos, sin = table.chunk(2, dim=-1)
-        inverse = torch.cat((cos, -sin), dim=-1)
-        dq, dk = (cuda_rows.rotate(grad, positions, inverse) for grad in grads)
+        back = formulas.rotating_back(table)
+        dq, dk = (cuda_rows.rotate(grad, positions, back) for grad in grads)
         return dq, dk, None, None
 
 
@@ -217,6 +216,5 @@ class AlignedCuda:
         return cast(Tensor, _SiluAndMul.apply(gate_up))  # type: ignore[no-untyped-call]
 
     def token_logprobs(self, logits: Tensor, ids: Tensor, temperature: float) -> Tensor:
-        if not temperature > 0:
-            raise ValueError(f"temperature = {temperature}: a log-probability needs a temperature above 0")
+        formulas.check_temperature(temperature)
         return cast(Tensor, _TokenLogprobs.apply(logits, ids, temperature))  # type: ignore[no-untyped-call]

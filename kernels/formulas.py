@@ -40,6 +40,12 @@ def rotary_table(head_dim: int, base: float, max_positions: int, dtype: torch.dt
     return torch.cat((angles.cos(), angles.sin()), dim=-1).to(dtype)
 
 
+def rotating_back(table: Tensor) -> Tensor:
+    """The table whose rotation undoes that of `table`, which is also the gradient's."""
+    cos, sin = table.chunk(2, dim=-1)
+    return torch.cat((cos, -sin), dim=-1)
+
+
 def rotate(x: Tensor, positions: Tensor, table: Tensor) -> Tensor:
     """Rotate the halves of x [T, H, D] by the angles of positions [T]; arithmetic in float32 or wider."""
     wide = torch.promote_types(x.dtype, torch.float32)
@@ -54,10 +60,15 @@ def silu_and_mul(gate_up: Tensor) -> Tensor:
     return F.silu(gate_up[..., :half]) * gate_up[..., half:]
 
 
-def token_logprobs(logits: Tensor, ids: Tensor, temperature: float) -> Tensor:
-    """Log-softmax of logits [T, V] / temperature at ids [T], in float32 (float64 where the logits are)."""
+def check_temperature(temperature: float) -> None:
+    """Raise ValueError where no log-probability is defined."""
     if not temperature > 0:
         raise ValueError(f"temperature = {temperature}: a log-probability needs a temperature above 0")
+
+
+def token_logprobs(logits: Tensor, ids: Tensor, temperature: float) -> Tensor:
+    """Log-softmax of logits [T, V] / temperature at ids [T], in float32 (float64 where the logits are)."""
+    check_temperature(temperature)
     wide = torch.promote_types(logits.dtype, torch.float32)
     # A tensor and not a number: the engine divides by a float32 tensor, and 0.7 rounds on the way there.
     divisor = torch.tensor(temperature, dtype=torch.float32, device=logits.device).to(wide)

@@ -176,12 +176,11 @@ class Audit:
     def _name(
         self, item: _Item, version: int, wrong: Bool, recomputed: Float32, room: int
     ) -> list[Difference]:
-        turn_of = {p: n for n, turn in enumerate(item.segment.turns()) for p in turn}
         return [
             Difference(
                 episode_id=item.episode_id,
                 segment=item.index,
-                turn=turn_of[position],
+                turn=item.segment.turn_of(position),
                 position=position,
                 version=version,
                 recorded=float(item.segment.behaviour_logprobs[position]),

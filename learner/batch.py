@@ -115,9 +115,8 @@ class Batch:
         'segment 1, turn 0, token 1'
         """
         piece = next(p for p in reversed(self.pieces) if p.first <= index)
-        token = piece.actions[index - piece.first]
-        turn = next(n for n, tokens in enumerate(piece.segment.turns()) if token in tokens)
-        return f"{piece.name}, turn {turn}, token {token}"
+        token = int(piece.actions[index - piece.first])
+        return f"{piece.name}, turn {piece.segment.turn_of(token)}, token {token}"
 
 
 def _column(parts: Sequence[NDArray[Any]], dtype: type[Number]) -> NDArray[Number]:

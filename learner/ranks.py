@@ -27,12 +27,12 @@ from pathlib import Path
 from typing import Any, Protocol
 
 import torch.distributed as dist
-from megatron.core import parallel_state
 from torch import Tensor
 
 from ..errors import RzError
 from ..trajectory import Float32, Group, Segment
 from .diagnostics import Metrics
+from .megatron.parallel import leave
 
 GRACE = timedelta(seconds=120)
 NO_LIMIT = timedelta(days=365)
@@ -147,10 +147,9 @@ class Link:
         return heard[0]
 
     def leave(self) -> None:
-        """End this rank's part in every process group. Only in step: a group with work left waits for it."""
+        """End this rank's part in every process group. Only in step, see `parallel.leave`."""
         del self._calls, self._outcomes  # a group's threads end when nobody names it any more
-        parallel_state.destroy_model_parallel()
-        dist.destroy_process_group()
+        leave()
 
     def make(self, call: Call, learner: AnyLearner) -> Any:
         """This rank's part of a call: its answer, or its error if every rank has one, else RankFailed."""

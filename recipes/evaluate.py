@@ -13,8 +13,8 @@ from pathlib import Path
 
 from .. import envs
 from ..envs.factory import EnvFactory
-from ..envs.task import Task
-from ..errors import ConfigError
+from ..envs.task import Task, check_split
+from ..errors import ungrouped
 from ..rollout.engine import Engine
 from ..rollout.episode import EpisodeRunner
 from ..rollout.episode_request import EpisodeRequest, Signals, seed_of
@@ -32,17 +32,9 @@ def with_split(recipe: Recipe, asked: str | None) -> Recipe:
     Raises ConfigError where that leaves none. Loads the tasks only, so it can be asked before all else.
     """
     taskset = envs.load(recipe.env.id, **recipe.env.options).taskset
-    split = asked or recipe.eval.split
-    if split not in taskset.splits:
-        if asked is not None or len(taskset.splits) != 1:
-            raise ConfigError(
-                source=f"taskset {taskset.name}",
-                key="--split",
-                value=split,
-                why="is none of its splits.",
-                remedy=f"Use one of: {', '.join(taskset.splits)}; as in --split {taskset.splits[0]}.",
-            )
-        [split] = taskset.splits
+    only = len(taskset.splits) == 1
+    split = asked or (taskset.splits[0] if only else recipe.eval.split)
+    check_split(taskset, split, key="--split")
     return recipe.model_copy(update={"eval": recipe.eval.model_copy(update={"split": split})})
 
 
@@ -88,11 +80,9 @@ async def play(runner: EpisodeRunner, tasks: Sequence[Task], in_flight: int, see
         async with room:
             return await runner.run(request, UNHEARD)
 
-    try:
+    with ungrouped():
         async with asyncio.TaskGroup() as playing:
             running = [playing.create_task(one(number, task)) for number, task in enumerate(tasks)]
-    except ExceptionGroup as group:
-        raise group.exceptions[0] from group.exceptions[0].__cause__
     return [episode.result() for episode in running]
 
 

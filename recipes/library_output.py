@@ -4,6 +4,7 @@ The engine, its child process and Megatron log and warn by the page, past Python
 the process's file descriptors are redirected. Invariant: they are put back however the block ends.
 
     libraries_write_to(run_dir)    for what makes a run: the file stays with it
+    tracebacks_go_to(run_dir)      around it, for the errors that end the run
     libraries_are_quiet()          for what only looks at one: the file stays only if something broke
 """
 
@@ -13,12 +14,13 @@ import os
 import shutil
 import sys
 import tempfile
+import traceback
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TextIO
 
-from ..errors import ConfigError
+from ..errors import ConfigError, EnvironmentBug, RzError
 
 FILE = "libraries.log"
 
@@ -42,6 +44,19 @@ def libraries_write_to(run_dir: Path) -> Iterator[TextIO]:
         os.dup2(stderr, 2)
         os.close(stdout)
         os.close(stderr)
+
+
+@contextmanager
+def tracebacks_go_to(run_dir: Path) -> Iterator[None]:
+    """An error's traceback goes to the same file; its message goes on, with how to resume after a bug."""
+    try:
+        yield
+    except RzError as error:
+        with (run_dir / FILE).open("a") as log:
+            traceback.print_exc(file=log)
+        if not isinstance(error, EnvironmentBug):
+            raise
+        raise EnvironmentBug(f"{error}\n  Go on with: rz-agent train --resume {run_dir}") from error
 
 
 @contextmanager

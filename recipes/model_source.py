@@ -1,5 +1,6 @@
 """The folder of the model that a recipe names, built into the cache when it is one we make.
 
+    check_model(section)                        ConfigError where there is none; builds nothing
     model_folder(section, say, stop) -> Path    a Hugging Face folder, complete, or an error
 
 Invariant: the cache holds whole models only, however a build ends.
@@ -20,6 +21,7 @@ from .sections import ModelSection
 Say = Callable[[str], None]
 Stop = Callable[[], bool]
 SAY_EVERY_S = 5.0
+BUILT = ("tiny", "smollm2")
 
 
 class BuildStopped(RzError):
@@ -28,12 +30,26 @@ class BuildStopped(RzError):
     exit_code = 130
 
 
+def check_model(section: ModelSection) -> None:
+    """Raise ConfigError where `model.path` is neither a model that we build nor a Hugging Face folder."""
+    if section.path in BUILT or (Path(section.path) / "config.json").is_file():
+        return
+    raise ConfigError(
+        source="recipe",
+        key="model.path",
+        value=section.path,
+        why="is no Hugging Face folder (no config.json in it).",
+        remedy='Use "tiny", "smollm2" or the path of a folder that from_pretrained reads.',
+    )
+
+
 def model_folder(section: ModelSection, say: Say = lambda text: None, stop: Stop = lambda: False) -> Path:
     """Where config.json, the tokenizer and the weights of the recipe's model are.
 
     say    told what is built and how far it is; nothing where the model is there already
     stop   asked while building; once it is true, BuildStopped is raised
     """
+    check_model(section)
     cache = Path(section.cache).expanduser()
     # The builders load torch, which takes seconds, so only the one that is asked for is imported.
     if section.path == "tiny":
@@ -42,16 +58,7 @@ def model_folder(section: ModelSection, say: Say = lambda text: None, stop: Stop
         return ensure_tiny(cache, seed=section.seed, progress=_building(say, stop))
     if section.path == "smollm2":
         return _smollm2(cache / "smollm2", say)
-    folder = Path(section.path)
-    if not (folder / "config.json").is_file():
-        raise ConfigError(
-            source="recipe",
-            key="model.path",
-            value=section.path,
-            why="is no Hugging Face folder (no config.json in it).",
-            remedy='Use "tiny", "smollm2" or the path of a folder that from_pretrained reads.',
-        )
-    return folder
+    return Path(section.path)
 
 
 def _building(say: Say, stop: Stop) -> Callable[[int, int, float], None]:

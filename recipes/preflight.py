@@ -8,22 +8,18 @@ Nothing is opened or built here, and neither torch nor vLLM is imported.
 from __future__ import annotations
 
 from .. import envs
-from ..envs.bug import brief, users_place
+from ..envs.bug import located
 from ..envs.task import Task, Taskset
 from ..errors import ConfigError, RzError
-from .model_source import model_folder
+from .model_source import check_model
 from .recipe import Recipe
-
-# Built into the cache when the run starts: there is nothing to look for.
-BUILT = ("tiny", "smollm2")
 
 
 def check(recipe: Recipe) -> None:
     """Raise ConfigError where the run could not start: environment, options, tasks, `model.path`."""
     factory = envs.load(recipe.env.id, **recipe.env.options)
     _check_tasks(factory.taskset, recipe)
-    if recipe.model.path not in BUILT:
-        model_folder(recipe.model)
+    check_model(recipe.model)
 
 
 def _check_tasks(taskset: Taskset, recipe: Recipe) -> None:
@@ -33,8 +29,7 @@ def _check_tasks(taskset: Taskset, recipe: Recipe) -> None:
     except RzError:
         raise
     except Exception as error:
-        place = users_place(error)
-        why = f"has no first task ({brief(error)}{f', at {place}' if place else ''})."
+        why = f"has no first task ({located(error)})."
     if why:
         raise ConfigError(
             source=f"environment {recipe.env.id}",

@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from ..envs.factory import EnvFactory
-from ..errors import ConfigError, RunStopped
+from ..errors import ConfigError, RunStopped, ungrouped
 from ..journal import Journal
 from ..learner.audit import Audit
 from ..learner.ranks import AnyLearner
@@ -151,12 +151,10 @@ class Run:
             # One process has one torch.distributed world: whoever comes second must find it complete.
             engine = await start_engine(stack, recipe, model_dir, version)
             return engine, await self._in_learner(build)
-        try:
+        with ungrouped():
             async with asyncio.TaskGroup() as starting:
                 engine_started = starting.create_task(start_engine(stack, recipe, model_dir, version))
                 learner_built = starting.create_task(self._in_learner(build))
-        except BaseExceptionGroup as failures:
-            raise failures.exceptions[0] from None
         return engine_started.result(), learner_built.result()
 
     def _scheduler(self) -> Scheduler:

@@ -21,7 +21,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from ..envs.task import Task
-from ..errors import RunStopped
+from ..errors import RunStopped, ungrouped
 from ..journal import GroupProgress, GroupRecord, Journal
 from ..sandboxes.pool import InfraBreaker
 from ..trajectory import Trajectory
@@ -71,18 +71,16 @@ class Dispatcher:
     async def run(self, unfinished: Sequence[GroupProgress] = ()) -> None:
         """Admit and run groups until the last update; first the `unfinished` ones of a resumed run."""
         try:
-            async with asyncio.TaskGroup() as episodes:
-                for group in unfinished:
-                    self._start_group(episodes, group)
-                while not self._scheduler.finished:
-                    if (record := await self._admit()) is None:
-                        await self._wait_for_change()
-                    else:
-                        begun = GroupProgress(record=record, finished=frozenset(), oldest_version=None)
-                        self._start_group(episodes, begun)
-        except BaseExceptionGroup as failures:
-            # What it was raised from stays: the traceback of a bug in an environment.
-            raise failures.exceptions[0] from failures.exceptions[0].__cause__
+            with ungrouped():
+                async with asyncio.TaskGroup() as episodes:
+                    for group in unfinished:
+                        self._start_group(episodes, group)
+                    while not self._scheduler.finished:
+                        if (record := await self._admit()) is None:
+                            await self._wait_for_change()
+                        else:
+                            begun = GroupProgress(record=record, finished=frozenset(), oldest_version=None)
+                            self._start_group(episodes, begun)
         finally:
             self._changed.set()
 

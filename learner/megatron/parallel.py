@@ -85,14 +85,18 @@ def _join() -> None:
         store = dist.HashStore()  # type: ignore[attr-defined]
         dist.init_process_group(backend, store=store, rank=0, world_size=1)
         if torch.cuda.is_available():
-            atexit.register(_leave)
+            atexit.register(leave)  # NCCL warns of a process that ends with its group
     if torch.cuda.is_available() and "LOCAL_RANK" in os.environ:
         torch.cuda.set_device(int(os.environ["LOCAL_RANK"]))
 
 
-def _leave() -> None:
-    """NCCL warns of a process that ends with its group."""
+def leave() -> None:
+    """End this process's part in every group, the opposite of `initialize`; idempotent.
+
+    A group with work left waits for it.
+    """
     if dist.is_initialized():
+        parallel_state.destroy_model_parallel()
         dist.destroy_process_group()
 
 

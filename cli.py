@@ -110,11 +110,11 @@ def train(
         chosen, run_dir = _resumed(root, resume, env, recipe, overrides, sandbox)
     else:
         chosen, run_dir = _recipe(env, recipe, overrides, sandbox), None
+    if run_dir is not None and not dry_run and _is_finished(run_dir, chosen):
+        return
     _check(chosen)
     if dry_run:
         typer.echo(chosen.toml(), nl=False)
-        return
-    if run_dir is not None and _is_finished(run_dir, chosen):
         return
     _train(chosen, root, run_dir)
 

@@ -19,6 +19,7 @@ from typing import Any
 from pydantic import ValidationError
 
 from ..errors import ConfigError
+from .bug import located
 from .options import suggestion
 from .task import LazyTasks, ListTaskset, Task, TaskOrder, Taskset, check_split
 
@@ -49,11 +50,15 @@ def _imported(name: str, *, source: str) -> Taskset:
     module, _, attribute = name.partition(":")
     try:
         found = getattr(importlib.import_module(module), attribute)
-    except (ImportError, AttributeError) as error:
+        taskset = found() if callable(found) and not isinstance(found, Taskset) else found
+    except Exception as error:  # whatever the author's module, or function, raises
         raise ConfigError(
-            source=source, key="taskset", value=name, why=str(error), remedy="Name an importable Taskset."
+            source=source,
+            key="taskset",
+            value=name,
+            why=f"does not load: {located(error)}.",
+            remedy="Name an importable Taskset.",
         ) from error
-    taskset = found() if callable(found) and not isinstance(found, Taskset) else found
     if not isinstance(taskset, Taskset):
         raise ConfigError(
             source=source,

@@ -38,11 +38,20 @@ async def in_thread(function: Callable[..., T], *args: Any, **kwargs: Any) -> T:
     def work() -> None:
         try:
             done.set_result(context.run(function, *args, **kwargs))
+        except (StopIteration, SystemExit, KeyboardInterrupt) as error:
+            done.set_exception(_carried(error))
         except BaseException as error:
             done.set_exception(error)
 
     threading.Thread(target=work, name=f"rz-{function.__name__}", daemon=True).start()
     return await _shielded(asyncio.wrap_future(done))
+
+
+def _carried(error: BaseException) -> RuntimeError:
+    """What no future can carry (StopIteration), or what would end the event loop with every other episode."""
+    carried = RuntimeError(f"{type(error).__name__}: {error}").with_traceback(error.__traceback__)
+    carried.__cause__ = error
+    return carried
 
 
 async def to_the_end(coroutine: Coroutine[Any, Any, T]) -> T:

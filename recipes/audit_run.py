@@ -9,7 +9,8 @@ recorded log-probability is what those weights give.
 from __future__ import annotations
 
 import tempfile
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -49,11 +50,10 @@ def audit_run(run_dir: Path, say: Callable[[str], None] = lambda text: None, sha
     Raises ConfigError, before anything slow, for a run that has made no update.
     """
     recipe = load(str(run_dir / RECIPE))
-    _check_begun(run_dir)
-    learner = Learner(model_folder(recipe.model, say), recipe.learner_config())
     tokens = differing = updates = 0
     largest, named = 0.0, list[Difference]()
-    with Journal.open(run_dir / JOURNAL, run=None) as journal, tempfile.TemporaryDirectory() as scratch:
+    with _begun(run_dir) as journal, tempfile.TemporaryDirectory() as scratch:
+        learner = Learner(model_folder(recipe.model, say), recipe.learner_config())
         store = WeightStore(Path(scratch))
         store.put(0, learner.weights())
         audit = Audit(score=learner.score, weights=store, contract=learner.contract, share=share)
@@ -76,10 +76,13 @@ def audit_run(run_dir: Path, say: Callable[[str], None] = lambda text: None, sha
     )
 
 
-def _check_begun(run_dir: Path) -> None:
+@contextmanager
+def _begun(run_dir: Path) -> Iterator[Journal]:
+    """The run's journal, which holds an update at least."""
     if (run_dir / JOURNAL).is_file():
         with Journal.open(run_dir / JOURNAL, run=None) as journal:
             if journal.last_update() is not None:
+                yield journal
                 return
     raise ConfigError(
         source=str(run_dir),

@@ -30,7 +30,7 @@ from ..rollout.resume import restore
 from ..rollout.scheduler import Scheduler
 from ..sandboxes.pool import InfraBreaker
 from ..weight_store import WeightStore
-from . import summary_plot
+from . import preflight, summary_plot
 from .controller import Boxes, Controller, LearnerThread, publish
 from .evaluate import Evaluation
 from .learner_side import check_launcher, learner_of, let_go
@@ -49,9 +49,11 @@ EXIT_CODES = {"done": 0, "data ended": 0, "interrupted": 130}
 def train(recipe: Recipe, *, run_dir: Path, resume: bool, observer: Observer) -> Summary:
     """Run to the end, to a breaker or to a person's request; writes summary.json and summary.png.
 
+    Raises ConfigError, before there is a folder, for what cannot start.
     resume  go on with the run in `run_dir`; a new run in a folder that already holds one is refused
     Under torchrun the ranks above 0 call `learner_side.follow_rank_0` instead.
     """
+    preflight.check(recipe)
     return asyncio.run(Run(recipe, run_dir, observer).train(resume=resume))
 
 

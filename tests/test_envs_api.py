@@ -457,6 +457,22 @@ def test_a_cancelled_plain_function_is_waited_for() -> None:
     asyncio.run(body())
 
 
+@pytest.mark.parametrize("raised", [StopIteration, SystemExit, KeyboardInterrupt])
+def test_what_would_stop_the_event_loop_is_an_error_of_the_plain_function(
+    raised: type[BaseException],
+) -> None:
+    def plain() -> None:
+        raise raised("enough")
+
+    async def body() -> None:
+        async with asyncio.timeout(10):
+            with pytest.raises(RuntimeError, match=f"{raised.__name__}: enough") as caught:
+                await call(plain)
+        assert isinstance(caught.value.__cause__, raised)
+
+    asyncio.run(body())
+
+
 @settings(max_examples=30, deadline=None)
 @given(st.text() | st.sampled_from([tool_call("move", x=1), "<tool_call>", "<think>"]))
 def test_any_text_is_a_legal_action(text: str) -> None:

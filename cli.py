@@ -193,10 +193,7 @@ def _train(recipe: Recipe, root: Path, run_dir: Path | None) -> None:
         observer(terminal, recipe.updates, run_dir.name) as display,
         _first_interrupt_asks(display.stop),
     ):
-        if not resume and run_dir.name != recipe.name:
-            taken = run_dir.with_name(recipe.name)
-            display.note(f"{taken} exists, so this run is {run_dir.name}; --resume {taken} goes on with that")
-        for text in warnings(recipe):
+        for text in [*_taken(recipe, run_dir, resume=resume), *warnings(recipe)]:
             display.note(text)
         # Imported here: even its imports have things to say.
         from .recipes.train import train as run_training
@@ -206,6 +203,14 @@ def _train(recipe: Recipe, root: Path, run_dir: Path | None) -> None:
     if summary.exit_code == INTERRUPTED:
         typer.echo(f"\nstopped on request; go on with: rz-agent train --resume {run_dir}")
     raise typer.Exit(summary.exit_code)
+
+
+def _taken(recipe: Recipe, run_dir: Path, *, resume: bool) -> list[str]:
+    """What to say when a new run could not have the name that its recipe gives."""
+    if resume or run_dir.name == recipe.name:
+        return []
+    taken = run_dir.with_name(recipe.name)
+    return [f"{taken} exists, so this run is {run_dir.name}; --resume {taken} goes on with that"]
 
 
 def _follow(recipe: Recipe) -> None:

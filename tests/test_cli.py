@@ -18,8 +18,9 @@ import pytest
 import torch
 from rz_agent import cli
 from rz_agent.envs import ListTaskset, Task
-from rz_agent.errors import ConfigError
+from rz_agent.errors import ConfigError, EnvironmentBug, RunStopped
 from rz_agent.recipes import doctor, evaluate, recipe_file, runs
+from rz_agent.recipes.library_output import tracebacks_go_to
 from rz_agent.recipes.metrics_writer import MetricsWriter
 from rz_agent.recipes.progress import LineObserver
 from rz_agent.recipes.recipe import Recipe
@@ -214,9 +215,29 @@ def test_a_model_that_is_being_built_does_not_outlive_the_first_signal(tmp_path:
     assert list((tmp_path / "cache").iterdir()) == []
 
 
-def test_a_new_run_never_takes_the_folder_of_another(tmp_path: Path) -> None:
-    names = [runs.new_run(tmp_path, "mine").name for _ in range(3)]
-    assert names == ["mine", "mine-2", "mine-3"]
+def test_a_new_run_never_takes_the_folder_of_another_and_says_so(tmp_path: Path) -> None:
+    first, second, third = (runs.new_run(tmp_path, "mine") for _ in range(3))
+    assert [path.name for path in (first, second, third)] == ["mine", "mine-2", "mine-3"]
+    recipe = Recipe(name="mine")
+    assert cli._taken(recipe, first, resume=False) == []
+    assert cli._taken(recipe, second, resume=True) == []
+    [said] = cli._taken(recipe, second, resume=False)
+    assert f"{first} exists, so this run is mine-2; --resume {first}" in said
+
+
+def test_an_error_that_ends_a_run_leaves_its_traceback_in_the_run_and_says_how_to_go_on(
+    tmp_path: Path,
+) -> None:
+    with (
+        pytest.raises(EnvironmentBug, match="oops\\n  Go on with: rz-agent train --resume"),
+        tracebacks_go_to(tmp_path),
+    ):
+        raise EnvironmentBug("oops")
+    with pytest.raises(RunStopped, match=r"^enough$"), tracebacks_go_to(tmp_path):
+        raise RunStopped("enough")
+    log = (tmp_path / "libraries.log").read_text()
+    assert log.count("Traceback") == 2
+    assert "test_an_error_that_ends_a_run" in log
 
 
 def test_runs_are_listed_and_shown(run: runs.Run, tmp_path: Path) -> None:

@@ -8,6 +8,8 @@ import re
 import sys
 import threading
 import time
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any, Literal
 
@@ -30,6 +32,7 @@ from rz_agent.envs import (
     reward,
     tool,
 )
+from rz_agent.envs.factory import EnvFactory
 from rz_agent.envs.hooks import call
 from rz_agent.envs.tool import tool_spec
 from rz_agent.errors import ConfigError, EnvironmentBug, NonFinite
@@ -339,6 +342,30 @@ def test_a_bug_in_a_hook_names_environment_hook_task_and_line() -> None:
         asyncio.run(first_step(Buggy(), "hi"))
     with pytest.raises(EnvironmentBug, match=r"Buggy, begin, task bad: KeyError"):
         asyncio.run(Buggy().areset(options={"task": {"id": "bad", "prompt": ""}}))
+
+
+class Clumsy(Base):
+    @classmethod
+    @asynccontextmanager
+    async def open_shared(cls, options: Any, sandboxes: Any) -> AsyncIterator[None]:
+        raise ConnectionError("no database")
+        yield
+
+
+class Misread(Base):
+    def parse(self, text: str) -> Any:
+        return text.no_such_attribute  # type: ignore[attr-defined]
+
+
+def test_a_bug_before_and_between_the_hooks_is_blamed_like_one_in_them() -> None:
+    async def opened() -> None:
+        async with EnvFactory(Clumsy, {}):
+            pass
+
+    with pytest.raises(EnvironmentBug, match=r"Clumsy, open_shared: ConnectionError: .*\n  at .*api\.py:\d+"):
+        asyncio.run(opened())
+    with pytest.raises(EnvironmentBug, match=r"Misread, parse, task only: AttributeError"):
+        asyncio.run(first_step(Misread(), "hi"))
 
 
 def test_an_environment_can_talk_back_over_several_turns() -> None:

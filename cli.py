@@ -434,8 +434,14 @@ def runs_export(
         typer.echo(f"{trajectories}: {count} episodes")
 
 
+def _terminated(number: int, frame: FrameType | None) -> None:
+    """SIGTERM unwinds like an error, so that what a command made on its way is removed."""
+    sys.exit(128 + number)
+
+
 def main() -> None:
     """Entry point of the `rz-agent` command: our own errors become words and an exit code."""
+    signal.signal(signal.SIGTERM, _terminated)
     try:
         app()
     except RzError as error:

@@ -215,6 +215,23 @@ def test_a_model_that_is_being_built_does_not_outlive_the_first_signal(tmp_path:
     assert list((tmp_path / "cache").iterdir()) == []
 
 
+@pytest.mark.slow
+def test_a_command_that_is_terminated_takes_its_half_made_files_with_it(tmp_path: Path) -> None:
+    places = {**os.environ, "TMPDIR": str(tmp_path / "tmp")}
+    (tmp_path / "tmp").mkdir()
+    command = [sys.executable, "-m", "rz_agent.cli", "eval", "--env", "python", "--set", "model.cache=cache"]
+    with subprocess.Popen(command, cwd=tmp_path, env=places, stderr=subprocess.PIPE, text=True) as evaluating:
+        assert evaluating.stderr is not None
+        for line in evaluating.stderr:
+            if "of 800 steps" in line:
+                break
+        evaluating.terminate()
+        evaluating.stderr.read()
+        assert evaluating.wait() == 128 + signal.SIGTERM
+    assert list((tmp_path / "cache").iterdir()) == []
+    assert [path.name for path in (tmp_path / "tmp").iterdir() if path.name.startswith("rz-agent-")] == []
+
+
 def test_a_new_run_never_takes_the_folder_of_another_and_says_so(tmp_path: Path) -> None:
     first, second, third = (runs.new_run(tmp_path, "mine") for _ in range(3))
     assert [path.name for path in (first, second, third)] == ["mine", "mine-2", "mine-3"]

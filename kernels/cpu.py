@@ -33,15 +33,8 @@ class _Linear(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, Tensor | None, None]:
         x, weight = ctx.saved_tensors
-        grad = grads[0].reshape(-1, grads[0].shape[-1]).to(torch.float32)
-        dx = dw = None
-        if ctx.needs_input_grad[0]:
-            # Through the weight that the forward multiplied: the rounded one, not the master.
-            rounded = weight.to(x.dtype).to(torch.float32)
-            dx = (grad @ rounded).to(x.dtype).reshape(x.shape)
-        if ctx.needs_input_grad[1]:
-            dw = (grad.t() @ x.reshape(-1, x.shape[-1]).to(torch.float32)).to(weight.dtype)
-        return dx, dw, None
+        needs_dx, needs_dw, _ = ctx.needs_input_grad
+        return *formulas.linear_gradients(grads[0], x, weight, needs_dx, needs_dw), None
 
 
 class _Rotary(torch.autograd.Function):

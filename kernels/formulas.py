@@ -74,3 +74,20 @@ def token_logprobs(logits: Tensor, ids: Tensor, temperature: float) -> Tensor:
     divisor = torch.tensor(temperature, dtype=torch.float32, device=logits.device).to(wide)
     logprobs = logits.to(wide).div(divisor).log_softmax(dim=-1)
     return logprobs.gather(-1, ids.unsqueeze(-1)).squeeze(-1)
+
+
+def linear_gradients(
+    grad: Tensor, x: Tensor, weight: Tensor, needs_dx: bool = True, needs_dw: bool = True
+) -> tuple[Tensor | None, Tensor | None]:
+    """(dx [..., K], dw [N, K]) of y = x W^T for grad [..., N]; dw in the dtype of the weight.
+
+    Through the weight that the forward multiplied: the rounded one, where it is a float32 master. A CPU
+    multiplies in float32: its products of bfloat16 round in between.
+    """
+    dtype = torch.float32 if x.device.type == "cpu" and x.dtype == torch.bfloat16 else x.dtype
+    flat, dx, dw = grad.reshape(-1, grad.shape[-1]).to(dtype), None, None
+    if needs_dx:
+        dx = (flat @ weight.to(x.dtype).to(dtype)).to(x.dtype).reshape(x.shape)
+    if needs_dw:
+        dw = (flat.t() @ x.reshape(-1, x.shape[-1]).to(dtype)).to(weight.dtype)
+    return dx, dw

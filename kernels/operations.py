@@ -32,6 +32,10 @@ class Packed(Protocol):
     @property
     def shape(self) -> tuple[int, int]: ...
 
+    def __call__(self, x: Tensor) -> Tensor:
+        """The forward of `linear` alone: x [..., K] -> [..., N], no gradient."""
+        ...
+
 
 class Operations(Protocol):
     """One forward and one backward for each operation of the model."""

@@ -23,7 +23,14 @@ from .operations import OperationsName, Packed
 class PlainWeight:
     """Nothing is packed: plain torch multiplies the weight itself."""
 
-    shape: tuple[int, int]
+    weight: Tensor
+
+    @property
+    def shape(self) -> tuple[int, int]:
+        return self.weight.shape[0], self.weight.shape[1]
+
+    def __call__(self, x: Tensor) -> Tensor:
+        return F.linear(x, self.weight.to(x.dtype))
 
 
 class Reference:
@@ -35,7 +42,7 @@ class Reference:
         return contract_hash(self.name, {"torch": torch.__version__})
 
     def pack(self, weight: Tensor) -> PlainWeight:
-        return PlainWeight((weight.shape[0], weight.shape[1]))
+        return PlainWeight(weight)
 
     def linear(self, x: Tensor, weight: Tensor, packed: Packed) -> Tensor:
         return F.linear(x, weight.to(x.dtype))

@@ -32,10 +32,12 @@ def settings(**options: Any) -> LearnerConfig:
 
 
 def trained(learner: Learner, updates: range) -> dict[str, Any]:
-    """Figures, weights and scores after training on the batches of these updates."""
-    figures = [learner.train(ragged_groups(update)) for update in updates]
+    """Scores before and after training on the batches of these updates, figures and weights."""
     segments = [held for g in ragged_groups() for episode in g for held in episode.segments]
-    return {"figures": figures, "weights": learner.weights(), "scores": learner.score(segments)}
+    first = learner.score(segments)
+    figures = [learner.train(ragged_groups(update)) for update in updates]
+    weights = learner.weights()
+    return {"first": first, "figures": figures, "weights": weights, "scores": learner.score(segments)}
 
 
 def lonely_batch() -> list[Any]:

@@ -75,6 +75,7 @@ class Architecture:
             ("tensor_parallel", "key-value heads", self.kv_heads, tensor),
             ("tensor_parallel", "vocabulary", self.vocabulary, tensor),
             ("tensor_parallel", "feed-forward width", self.feed_forward, tensor),
+            ("tensor_parallel", "hidden width", self.hidden, tensor),
             ("pipeline_parallel", "layers", self.layers, pipeline),
         ):
             if count % size:

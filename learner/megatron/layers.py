@@ -31,6 +31,7 @@ from megatron.core.transformer.module import MegatronModule
 from torch import Tensor
 
 from ...kernels.operations import Operations
+from . import whole_sums
 from .packed_weights import PackedWeights
 
 
@@ -103,11 +104,21 @@ class Column(ColumnParallelLinear):  # type: ignore[misc]
 
 
 class Row(RowParallelLinear):  # type: ignore[misc]
-    """A linear map whose input features are split over tensor parallel ranks; the parent sums the parts."""
+    """A linear map whose input features are split over tensor parallel ranks.
+
+    The parent sums the parts, as a usual stack does; aligned, every output is one sum (`whole_sums`).
+    """
 
     def __init__(self, *args: Any, weights: PackedWeights, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
         self.weights = weights
+
+    def forward(self, input_: Tensor) -> tuple[Tensor, Tensor | None]:
+        if self.tp_group.size() == 1 or self.weights.operations.name != "aligned":
+            summed: tuple[Tensor, Tensor | None] = super().forward(input_)
+            return summed
+        share = self.weights.get(self, lambda: whole_sums.output_share(self.weight, self.tp_group))
+        return whole_sums.linear(input_, self.weight, share, self.tp_group), None
 
     def _forward_impl(self, input: Tensor, weight: Tensor, **unused: Any) -> Tensor:
         packed = self.weights.get(self, lambda: weight)

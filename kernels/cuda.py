@@ -32,12 +32,15 @@ class CudaWeight:
     def shape(self) -> tuple[int, int]:
         return self.weight.shape[0], self.weight.shape[1]
 
+    def __call__(self, x: Tensor) -> Tensor:
+        return cuda_linear.product(x, self.weight)
+
 
 class _Linear(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x: Tensor, weight: Tensor, packed: CudaWeight) -> Tensor:
         ctx.save_for_backward(x, weight)
-        return cuda_linear.product(x.detach(), packed.weight)
+        return packed(x.detach())
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, Tensor | None, None]:

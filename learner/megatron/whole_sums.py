@@ -25,8 +25,8 @@ from ...kernels.operations import Packed
 
 def output_share(weight: Tensor, group: Any) -> Tensor:
     """This rank's rows [N/R, K] of the whole weight, from its columns [N, K/R]."""
-    whole: Tensor = gather(weight.detach(), group=group)
-    return whole.chunk(group.size(), 0)[group.rank()]
+    whole = cast(Tensor, gather(weight.detach(), group=group))
+    return whole.chunk(int(group.size()), 0)[int(group.rank())]
 
 
 def linear(x: Tensor, weight: Tensor, share: Packed, group: Any) -> Tensor:

@@ -185,8 +185,9 @@ def _train(recipe: Recipe, root: Path, run_dir: Path | None) -> None:
     from .recipes.recipe import warnings
 
     resume = run_dir is not None
-    run_dir = run_dir or runs.new_run(root, recipe.name)
-    runs.save_recipe(run_dir, recipe)
+    if run_dir is None:
+        run_dir = runs.new_run(root, recipe.name)
+        runs.save_recipe(run_dir, recipe)
     with (
         tracebacks_go_to(run_dir),
         libraries_write_to(run_dir) as terminal,

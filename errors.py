@@ -2,8 +2,9 @@
 
 `ConfigError` says which file, key and value are wrong and what to write instead (exit code 2).
 `EnvironmentBug` is a mistake in an environment's own code (exit code 1).
-`RunStopped` is a breaker's decision (exit code 3). `NonFinite` and `MissingLogprob` are never
-softened into a number: a token without a finite log-probability cannot be trained on.
+`RunStopped` is a breaker's decision (exit code 3), `Interrupted` a person's (130). `NonFinite` and
+`MissingLogprob` are never softened into a number: a token without a finite log-probability cannot be
+trained on.
 """
 
 from __future__ import annotations
@@ -44,6 +45,12 @@ class ConfigError(RzError):
 
 class EnvironmentBug(RzError):
     """Code of an environment's author raised; the message has hook, task, file and line (`envs/bug.py`)."""
+
+
+class Interrupted(RzError):
+    """A person asked for the end before there was anything to save; the run can be resumed all the same."""
+
+    exit_code = 130
 
 
 class RunStopped(RzError):

@@ -15,7 +15,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from ..errors import ConfigError, RunStopped
-from ..journal import Journal
+from ..journal import Journal, UpdateRecord
 from ..learner.audit import Audit, Difference
 from ..learner.learner import Learner
 from ..trajectory import Group
@@ -28,9 +28,13 @@ from .runs import JOURNAL, RECIPE
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunAudit:
-    """Counts over a whole run; `differences` names the first ones, with their causes."""
+    """Counts over a whole run: `recorded` action tokens were trained on, `tokens` of them recomputed.
+
+    `differences` names the first ones, with their causes.
+    """
 
     updates: int
+    recorded: int
     tokens: int
     differing: int
     max_abs_diff: float
@@ -38,6 +42,8 @@ class RunAudit:
 
     def __str__(self) -> str:
         head = f"{self.differing} of {self.tokens} tokens differ over {self.updates} updates"
+        if self.tokens < self.recorded:
+            head += f" ({self.recorded} were trained on)"
         if self.tokens:
             head += f", largest difference {self.max_abs_diff:.3g}"
         return "\n".join([head, *map(str, self.differences)])
@@ -57,7 +63,9 @@ def audit_run(run_dir: Path, say: Callable[[str], None] = lambda text: None, sha
         store = WeightStore(Path(scratch))
         store.put(0, learner.weights())
         audit = Audit(score=learner.score, weights=store, contract=learner.contract, share=share)
-        for record in journal.updates():
+        records = journal.updates()
+        recorded, needed = _survey(journal, records)
+        for record in records:
             groups = [journal.group(name) for name in record.group_ids]
             report = audit.check(groups)
             tokens, differing = tokens + report.tokens, differing + report.differing
@@ -68,12 +76,25 @@ def audit_run(run_dir: Path, say: Callable[[str], None] = lambda text: None, sha
             except RunStopped as stopped:
                 # A token that was altered after it was trained on also changes the repeated update.
                 raise RunStopped("\n".join([*map(str, named), str(stopped)])) from None
-            store.retain([v for v in store.versions() if v >= learner.version - recipe.lag.max_lag])
+            oldest = needed[record.update] - 1  # one more than needed, to tell causes apart
+            store.retain([v for v in store.versions() if v >= oldest])
             updates += 1
             say(f"update {updates}: {differing} of {tokens} tokens differ")
     return RunAudit(
-        updates=updates, tokens=tokens, differing=differing, max_abs_diff=largest, differences=tuple(named)
-    )
+        updates=updates, recorded=recorded, tokens=tokens, differing=differing, max_abs_diff=largest,
+        differences=tuple(named),
+    )  # fmt: skip
+
+
+def _survey(journal: Journal, records: Sequence[UpdateRecord]) -> tuple[int, list[int]]:
+    """(action tokens of the run; for each update, the oldest version of which a later one has tokens)."""
+    tokens, needed, oldest = 0, [], len(records)
+    for record in reversed(records):
+        needed.append(oldest)
+        episodes = [t for name in record.group_ids for t in journal.group(name) if t.num_actions]
+        tokens += sum(t.num_actions for t in episodes if not t.masked)
+        oldest = min([oldest, *(t.oldest_version for t in episodes if t.oldest_version is not None)])
+    return tokens, needed[::-1]
 
 
 @contextmanager

@@ -15,19 +15,13 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-from ..errors import ConfigError, RzError
+from ..errors import ConfigError, Interrupted
 from .sections import ModelSection
 
 Say = Callable[[str], None]
 Stop = Callable[[], bool]
 SAY_EVERY_S = 5.0
 BUILT = ("tiny", "smollm2")
-
-
-class BuildStopped(RzError):
-    """A person asked for the end while a model was being built; nothing of it is kept."""
-
-    exit_code = 130
 
 
 def check_model(section: ModelSection) -> None:
@@ -47,7 +41,7 @@ def model_folder(section: ModelSection, say: Say = lambda text: None, stop: Stop
     """Where config.json, the tokenizer and the weights of the recipe's model are.
 
     say    told what is built and how far it is; nothing where the model is there already
-    stop   asked while building; once it is true, BuildStopped is raised
+    stop   asked while building; once it is true, Interrupted is raised
     """
     check_model(section)
     cache = Path(section.cache).expanduser()
@@ -68,7 +62,7 @@ def _building(say: Say, stop: Stop) -> Callable[[int, int, float], None]:
     def progress(step: int, steps: int, loss: float) -> None:
         nonlocal said
         if stop():
-            raise BuildStopped(f"the tiny model's build was stopped after {step} of {steps} steps")
+            raise Interrupted(f"the tiny model's build was stopped after {step} of {steps} steps")
         if time.monotonic() - said >= SAY_EVERY_S:
             said = time.monotonic()
             say(f"the tiny model: {step} of {steps} steps (built once, then cached)")

@@ -2,6 +2,7 @@
 
     restore_learner     newest checkpoint, then every later batch again: the same checksums
     write_missing_figures   updates that are durable and not yet in metrics.jsonl
+    refuse_differences  a run that its audit stopped stays stopped until a person says otherwise
     unfinished          groups with episodes still to run
 
 Invariants: nothing is sampled before the learner stands at the last published version; a finished
@@ -15,13 +16,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
-from ..errors import RunStopped
+from ..errors import Interrupted, RunStopped
 from ..journal import GroupProgress, Journal, Resume, UpdateRecord
 from ..learner.audit import Audit
 from ..learner.ranks import AnyLearner
 from ..trajectory import Group
 from ..weight_store import WeightManifest, WeightStore, tensor_checksums, weights_digest
-from .metrics_writer import MetricsWriter
+from .metrics_writer import MetricsWriter, read_metrics
 from .progress import Observer
 
 
@@ -30,13 +31,18 @@ def restore_learner(
 ) -> WeightManifest:
     """Load the checkpoint and repeat the batches after it; returns the manifest of the present weights.
 
-    Raises RunStopped if a repeated update does not give the recorded weights bit for bit.
+    Raises Interrupted between two updates when a person asks for the end, and RunStopped if a repeated
+    update does not give the recorded weights bit for bit.
     """
     point = journal.resume()
     if point.checkpoint is not None:
         observer.phase("loading the checkpoint", point.checkpoint)
         learner.load(run_dir / point.checkpoint)
     for record in point.replay:
+        if observer.stop.is_set():
+            raise Interrupted(
+                f"stopped while update {record.update + 1} of {point.update} was to be repeated"
+            )
         observer.phase("repeating", f"update {record.update + 1} of {point.update}")
         replay(learner, record, [journal.group(name) for name in record.group_ids], store)
     return store.put(learner.version, learner.weights())
@@ -63,6 +69,21 @@ def write_missing_figures(journal: Journal, audit: Audit, figures: MetricsWriter
         figures.write(
             {**record.metrics, **report.metrics(), "update": record.version, "policy_version": record.version}
         )
+
+
+def refuse_differences(run_dir: Path, since: int) -> None:
+    """RunStopped where the last update told of before this life, or one told of now, failed its audit.
+
+    since  the last update whose figures an earlier life wrote
+    Going on for one update with "warn" is how a person says that a difference is known.
+    """
+    for line in read_metrics(run_dir)[max(0, since - 1) :]:
+        if line.get("audit/differing"):
+            raise RunStopped(
+                f"the audit found {line['audit/differing']} differing of {line['audit/tokens']} tokens in "
+                f'update {line["update"]}\n  Set audit.on_mismatch = "warn" to go on regardless, or run '
+                "`rz-agent audit RUN` for the whole report."
+            )
 
 
 def unfinished(point: Resume) -> list[GroupProgress]:

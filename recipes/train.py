@@ -12,6 +12,7 @@ closed; everything else is raised.
 from __future__ import annotations
 
 import asyncio
+import sys
 from collections.abc import Mapping
 from contextlib import AsyncExitStack
 from functools import partial
@@ -19,7 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from ..envs.factory import EnvFactory
-from ..errors import ConfigError, RunStopped, ungrouped
+from ..errors import ConfigError, Interrupted, RunStopped, ungrouped
 from ..journal import Journal
 from ..learner.audit import Audit
 from ..learner.ranks import AnyLearner
@@ -31,29 +32,36 @@ from ..rollout.scheduler import Scheduler
 from ..sandboxes.pool import InfraBreaker
 from ..weight_store import WeightStore
 from . import preflight, summary_plot
+from .continuation import require_same
 from .controller import Boxes, Controller, LearnerThread, publish
 from .evaluate import Evaluation
 from .learner_side import check_launcher, learner_of, let_go
 from .metrics_writer import MetricsWriter
-from .model_source import BuildStopped, model_folder
-from .progress import Observer
+from .model_source import model_folder
+from .progress import LineObserver, Observer
 from .recipe import Recipe
-from .resume import restore_learner, unfinished, write_missing_figures
+from .resume import refuse_differences, restore_learner, unfinished, write_missing_figures
 from .rollout_side import episode_runner, open_environment, start_engine
-from .runs import JOURNAL, save_recipe
+from .runs import JOURNAL, SUMMARY, new_run, save_recipe
 from .summary import Summary, summarize, versions
 
 EXIT_CODES = {"done": 0, "data ended": 0, "interrupted": 130}
 
 
-def train(recipe: Recipe, *, run_dir: Path, resume: bool, observer: Observer) -> Summary:
+def train(
+    recipe: Recipe, *, run_dir: Path | None = None, resume: bool = False, observer: Observer | None = None
+) -> Summary:
     """Run to the end, to a breaker or to a person's request; writes summary.json and summary.png.
 
     Raises ConfigError, before there is a folder, for what cannot start.
-    resume  go on with the run in `run_dir`; a new run in a folder that already holds one is refused
+    run_dir   the run's folder; None makes runs/<name of the recipe> in the current one
+    resume    go on with the run in `run_dir`; a new run in a folder that already holds one is refused
+    observer  who is told how it goes; None prints a line for each update
     Under torchrun the ranks above 0 call `learner_side.follow_rank_0` instead.
     """
     preflight.check(recipe)
+    run_dir = run_dir or new_run(Path("runs"), recipe.name)
+    observer = observer or LineObserver(sys.stdout, recipe.updates)
     return asyncio.run(Run(recipe, run_dir, observer).train(resume=resume))
 
 
@@ -78,7 +86,7 @@ class Run:
         except RunStopped as stopped:
             reason = str(stopped)
             self._observer.note(reason)
-        except BuildStopped as stopped:
+        except Interrupted as stopped:
             reason, code = "interrupted", stopped.exit_code
             self._observer.note(str(stopped))
         summary = summarize(self._dir, reason=reason, exit_code=code, contract=contract)
@@ -96,11 +104,13 @@ class Run:
                 why="already holds a run",
                 remedy=f"Go on with it (rz-agent train --resume {self._dir}) or name the new one otherwise.",
             )
-        self._dir.mkdir(parents=True, exist_ok=True)
+        if path.exists():
+            require_same(self._recipe, path)
+        life = {"recipe": self._recipe.model_dump(mode="json"), "packages": versions()}
+        journal = Journal.open(path, run=life)  # takes the lock: what follows is this process's to change
         save_recipe(self._dir, self._recipe)
-        return Journal.open(
-            path, run={"recipe": self._recipe.model_dump(mode="json"), "packages": versions()}
-        )
+        (self._dir / SUMMARY).unlink(missing_ok=True)  # it told how the life before this one ended
+        return journal
 
     async def _build(self, stack: AsyncExitStack, journal: Journal) -> tuple[Boxes, Any]:
         recipe, observer = self._recipe, self._observer
@@ -137,7 +147,10 @@ class Run:
             figures=stack.enter_context(self._figures(point.update)),
             observer=observer,
         )
+        known = boxes.figures.last_update
         await self._in_learner(write_missing_figures, boxes.journal, boxes.audit, boxes.figures)
+        if recipe.audit.on_mismatch == "stop":
+            refuse_differences(self._dir, since=known)
         return boxes, (unfinished(point), point.in_training)
 
     async def _start(self, stack: AsyncExitStack, model_dir: Path, version: int) -> tuple[Engine, AnyLearner]:

@@ -20,8 +20,9 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
+from ..envs.bug import blamed
 from ..envs.task import Task
-from ..errors import RunStopped, ungrouped
+from ..errors import ConfigError, EnvironmentBug, RunStopped, ungrouped
 from ..journal import GroupProgress, GroupRecord, Journal
 from ..sandboxes.pool import InfraBreaker
 from ..trajectory import Trajectory
@@ -29,6 +30,7 @@ from .episode_request import EpisodeRequest, RunEpisode, Signals, seed_of
 from .scheduler import Scheduler
 
 TaskAt = Callable[[int], Task]
+SILENT = 64  # episodes in a row without a sampled token
 
 
 @dataclass(slots=True)
@@ -66,6 +68,7 @@ class Dispatcher:
         self._changed = asyncio.Event()
         self._running: set[asyncio.Task[None]] = set()
         self._tally = Tally()
+        self._silent = 0
         self._idle_since: float | None = time.monotonic()
 
     async def run(self, unfinished: Sequence[GroupProgress] = ()) -> None:
@@ -116,7 +119,7 @@ class Dispatcher:
             return None
         record = GroupRecord(
             group_id=ticket.group_id,
-            task_id=self._task_at(ticket.position).id,
+            task_id=self._task_of(ticket.position).id,
             position=ticket.position,
             size=self._group_size,
             admitted_version=ticket.version,
@@ -125,10 +128,22 @@ class Dispatcher:
         await self._journal.aadmit(record)
         return record
 
+    def _task_of(self, position: int) -> Task:
+        with blamed("taskset", f"order at position {position}"):
+            return self._task_at(position)
+
     def _start_group(self, episodes: asyncio.TaskGroup, group: GroupProgress) -> None:
         record = group.record
         missing = sorted(set(range(record.size)) - group.finished)
-        task = self._task_at(record.position)
+        task = self._task_of(record.position)
+        if task.id != record.task_id:
+            raise ConfigError(
+                source="environment",
+                key="taskset",
+                value=task.id,
+                why=f"is now at position {record.position}, where the run had {record.task_id}.",
+                remedy="Give the run its tasks again, in their order, or begin a new one.",
+            )
         for index in missing:
             episode_id = f"{record.group_id}-{index}"
             request = EpisodeRequest(
@@ -153,21 +168,46 @@ class Dispatcher:
             first_request=lambda: self._scheduler.first_request(request.group_id),
             first_token=lambda version: self._first_token(request.group_id, version),
         )
-        trajectory = await self._run_episode(request, signals)
+        trajectory = await self._played(request, signals)
         if trajectory.masked and self._on_infra_failure == "retry":
             lost = {"episode": request.episode_id, "why": trajectory.mask_reason}
             self._journal.record_event("retry", lost)
-            trajectory = await self._run_episode(request, signals)
+            trajectory = await self._played(request, signals)
         await self._journal.afinish_episode(trajectory, request.index)
         self._count(trajectory)
         self._scheduler.finish_episode(
             trajectory.group_id, trajectory.oldest_version, masked=trajectory.masked
         )
         self._breaker.record(failed=trajectory.masked)
+        self._refuse_silence(trajectory)
         if trajectory.masked and self._on_infra_failure == "stop":
             raise RunStopped(
                 f"episode {trajectory.episode_id} lost its infrastructure: {trajectory.mask_reason}\n"
                 '  sandbox.on_infra_failure = "stop" ends the run there; repair it and resume, or set "mask".'
+            )
+
+    async def _played(self, request: EpisodeRequest, signals: Signals) -> Trajectory:
+        """The episode; an environment that cancels itself is an error, else its group would never finish."""
+        try:
+            return await self._run_episode(request, signals)
+        except asyncio.CancelledError as error:
+            task = asyncio.current_task()
+            if task is not None and task.cancelling():
+                raise
+            raise EnvironmentBug(
+                f"episode {request.episode_id} of task {request.task.id} was cancelled from within\n"
+                "  An environment must not raise CancelledError. Fix it and resume the run."
+            ) from error
+
+    def _refuse_silence(self, trajectory: Trajectory) -> None:
+        """RunStopped when many episodes in a row had no action: their groups leave, and new ones come."""
+        if not trajectory.masked:
+            self._silent = 0 if trajectory.num_actions else self._silent + 1
+        if self._silent >= SILENT:
+            raise RunStopped(
+                f"the last {self._silent} episodes ended before the policy said a word, the last one on task "
+                f"{trajectory.task_id}\n  Their prompts do not fit rollout.context_len, or setup outlasts "
+                "rollout.episode_deadline_s: raise it, then resume the run."
             )
 
     def _first_token(self, group_id: str, version: int) -> None:

@@ -7,15 +7,16 @@ from __future__ import annotations
 
 import asyncio
 import gc
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Literal
 
 import numpy as np
 import pytest
 from rz_agent.envs import Task
-from rz_agent.errors import MissingLogprob, RunStopped
-from rz_agent.journal import Journal
+from rz_agent.errors import ConfigError, EnvironmentBug, MissingLogprob, RunStopped
+from rz_agent.journal import GroupProgress, GroupRecord, Journal
 from rz_agent.rollout.dispatcher import Dispatcher
 from rz_agent.rollout.episode_request import EpisodeRequest, RunEpisode, Signals
 from rz_agent.rollout.scheduler import Schedule, Scheduler
@@ -67,6 +68,8 @@ async def run_to_the_end(
     updates: int,
     in_flight: int = 16,
     on_infra_failure: Literal["mask", "retry", "stop"] = "mask",
+    task_at: Callable[[int], Task] = lambda position: Task(id=f"t{position}", prompt="Go."),
+    unfinished: Sequence[GroupProgress] = (),
 ) -> None:
     """All updates, on an engine that serves version 0; half of the last 8 episodes may fail."""
     scheduler = Scheduler(groups_per_batch=2, group_size=GROUP_SIZE, max_lag=64, total_updates=updates)
@@ -75,14 +78,14 @@ async def run_to_the_end(
         scheduler=scheduler,
         journal=journal,
         run_episode=run_episode,
-        task_at=lambda position: Task(id=f"t{position}", prompt="Go."),
+        task_at=task_at,
         group_size=GROUP_SIZE,
         episodes_in_flight=in_flight,
         seed=0,
         breaker=InfraBreaker(share=0.5, window=8),
         on_infra_failure=on_infra_failure,
     )
-    running = asyncio.create_task(dispatcher.run())
+    running = asyncio.create_task(dispatcher.run(unfinished))
     for update in range(updates):
         batch = asyncio.create_task(dispatcher.next_batch())
         await asyncio.wait({running, batch}, timeout=20, return_when=asyncio.FIRST_COMPLETED)
@@ -260,3 +263,56 @@ def test_thousands_of_finished_episodes_wait_for_a_slow_learner_as_records_and_n
     assert most_untrained <= ahead
     assert most_running == 64
     assert ahead * GROUP_SIZE == 3120 < len(recorded(journal)) == updates * batch_size * GROUP_SIZE
+
+
+def silent(request: EpisodeRequest) -> Trajectory:
+    """An episode whose prompt did not fit: nothing was sampled."""
+    return replace(played(request), segments=(), status="truncated")
+
+
+def test_prompts_that_never_fit_stop_the_run_and_do_not_go_on_for_ever(journal: Journal) -> None:
+    with pytest.raises(RunStopped, match=r"last 64 episodes .* task t\d+\n.*rollout\.context_len"):
+        asyncio.run(run_to_the_end(journal, episodes(silent), updates=1))
+    assert len(recorded(journal)) < 64 + 16
+
+
+def test_a_few_prompts_that_do_not_fit_are_no_reason_to_stop(journal: Journal) -> None:
+    def mixed(request: EpisodeRequest) -> Trajectory:
+        return silent(request) if int(request.task.id[1:]) % 4 else played(request)
+
+    asyncio.run(run_to_the_end(journal, episodes(mixed), updates=20))
+    assert len(recorded(journal)) > 64
+
+
+def test_an_episode_that_cancels_itself_ends_the_run_with_its_name(journal: Journal) -> None:
+    def cancelled(request: EpisodeRequest) -> Trajectory:
+        if request.task.id == "t1":
+            raise asyncio.CancelledError
+        return played(request)
+
+    with pytest.raises(EnvironmentBug, match=r"episode g0000001-\d of task t1 was cancelled from within"):
+        asyncio.run(run_to_the_end(journal, episodes(cancelled), updates=3))
+
+
+def test_a_task_order_that_raises_is_named_with_the_position(journal: Journal) -> None:
+    def order(position: int) -> Task:
+        return [Task(id="only", prompt="Go.")][position]
+
+    with pytest.raises(
+        EnvironmentBug, match=r"order at position 1: IndexError.*\n  at .*test_dispatcher\.py"
+    ):
+        asyncio.run(run_to_the_end(journal, episodes(played), updates=3, task_at=order))
+
+
+def test_tasks_that_changed_under_a_run_are_refused_by_name(journal: Journal) -> None:
+    record = GroupRecord(
+        group_id="g0000000",
+        task_id="t7",
+        position=0,
+        size=GROUP_SIZE,
+        admitted_version=0,
+        planned_update=None,
+    )
+    begun = GroupProgress(record=record, finished=frozenset(), oldest_version=None)
+    with pytest.raises(ConfigError, match=r"taskset = 't0' is now at position 0, where the run had t7"):
+        asyncio.run(run_to_the_end(journal, episodes(played), updates=1, unfinished=[begun]))

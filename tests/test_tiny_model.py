@@ -12,8 +12,8 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from rz_agent.envs.python_math.tasks import ArithmeticTaskset
-from rz_agent.errors import ConfigError
-from rz_agent.recipes.model_source import BuildStopped, model_folder
+from rz_agent.errors import ConfigError, Interrupted
+from rz_agent.recipes.model_source import model_folder
 from rz_agent.recipes.models import tiny
 from rz_agent.recipes.models.qwen3_torch import Qwen3, Qwen3Shape
 from rz_agent.recipes.models.sampled_reward import called_code, sampled_reward
@@ -283,7 +283,7 @@ def test_a_build_that_is_stopped_ends_after_its_step_and_leaves_nothing(tmp_path
         asked.append(1)
         return len(asked) == 2
 
-    with pytest.raises(BuildStopped, match="was stopped after 2 of 800 steps") as stopped:
+    with pytest.raises(Interrupted, match="was stopped after 2 of 800 steps") as stopped:
         model_folder(ModelSection(cache=str(tmp_path)), stop=stop)
     assert stopped.value.exit_code == 130
     assert list(tmp_path.iterdir()) == []

@@ -116,7 +116,7 @@ def train(
     if dry_run:
         typer.echo(chosen.toml(), nl=False)
         return
-    _train(chosen, root, run_dir)
+    _train(chosen, root, run_dir, named=name is not None)
 
 
 def _recipe(env: str | None, recipe: str | None, overrides: list[str], sandbox: Path | None) -> Recipe:
@@ -174,7 +174,7 @@ def _check(recipe: Recipe) -> None:
         check(recipe)
 
 
-def _train(recipe: Recipe, root: Path, run_dir: Path | None) -> None:
+def _train(recipe: Recipe, root: Path, run_dir: Path | None, *, named: bool) -> None:
     """Run it with the display and the signal handlers around it, then tell how it went."""
     if int(os.environ.get("RANK", "0")) > 0:
         _follow(recipe)
@@ -186,7 +186,7 @@ def _train(recipe: Recipe, root: Path, run_dir: Path | None) -> None:
 
     resume = run_dir is not None
     if run_dir is None:
-        run_dir = runs.new_run(root, recipe.name)
+        run_dir = runs.new_run(root, recipe.name, exact=named)
         runs.save_recipe(run_dir, recipe)
     with (
         tracebacks_go_to(run_dir),

@@ -80,7 +80,7 @@ def listed() -> dict[str, str]:
             _plug_in(point)
         except ConfigError as error:
             found[point.name] += f"  (broken: {error.why})"
-    return found
+    return dict(sorted({**found, **_SHORT_NAMES}.items()))  # a module that registers has said its ids by now
 
 
 def resolve(name: str) -> EnvSpec:

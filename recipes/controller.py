@@ -44,6 +44,7 @@ from ..rollout.engine import Engine
 from ..rollout.scheduler import Scheduler
 from ..trajectory import Group
 from ..weight_store import WeightManifest, WeightStore
+from .environment_figures import environment_figures
 from .evaluate import Evaluation
 from .metrics_writer import MetricsWriter
 from .progress import Observer
@@ -149,7 +150,8 @@ class Controller:
 
     async def _next_batch(self, rollouts: asyncio.Task[None]) -> list[str] | None:
         """The next batch; None at the end or when a person asked to stop. Raises what ended the rollouts."""
-        self._boxes.observer.phase("waiting for episodes")
+        if not self._boxes.scheduler.finished:
+            self._boxes.observer.phase("waiting for episodes")
         batch = asyncio.create_task(self._boxes.dispatcher.next_batch())
         stop = asyncio.create_task(_until_set(self._boxes.observer.stop))
         try:
@@ -177,7 +179,8 @@ class Controller:
         self._clock.mark("published")
         report = await self._in_learner(boxes.audit.check, groups)
         measured = await self._evaluate(update + 1)
-        self._write(update, {**metrics, **measured}, report)
+        said = environment_figures(episode for group in groups for episode in group)
+        self._write(update, {**metrics, **said, **measured}, report)
         if report.differing:
             await self._judge(report, groups)
         if (update + 1) % self._recipe.checkpoint.every == 0:  # the last state is saved when the run ends

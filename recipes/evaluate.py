@@ -19,6 +19,7 @@ from ..rollout.engine import Engine
 from ..rollout.episode import EpisodeRunner
 from ..rollout.episode_request import EpisodeRequest, Signals, seed_of
 from ..trajectory import Sampling, Trajectory
+from .environment_figures import environment_figures
 from .recipe import Recipe
 from .rollout_side import episode_runner, open_environment, start_engine
 
@@ -94,4 +95,4 @@ def figures(played: Sequence[Trajectory]) -> dict[str, float]:
         found["pass@1"] = sum(episode.reward >= FULL_REWARD for episode in kept) / len(kept)
         found["reward/mean"] = sum(episode.reward for episode in kept) / len(kept)
         found["episode/turns"] = sum(episode.metrics["episode/turns"] for episode in kept) / len(kept)
-    return found
+    return {**found, **environment_figures(kept)}

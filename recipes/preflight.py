@@ -1,4 +1,5 @@
-"""What must hold before a run has a folder: its environment can be made, its tasks and its model are there.
+"""What must hold before a run has a folder: its environment can be made, its tasks, its model and
+who makes its sandboxes are there.
 
     check(recipe)     ConfigError naming the first fault; in the time that importing the environment takes
 
@@ -11,15 +12,17 @@ from .. import envs
 from ..envs.bug import located
 from ..envs.task import Task, Taskset
 from ..errors import ConfigError, RzError
+from ..sandboxes.registry import make_provider
 from .model_source import check_model
 from .recipe import Recipe
 
 
 def check(recipe: Recipe) -> None:
-    """Raise ConfigError where the run could not start: environment, options, tasks, `model.path`."""
+    """Raise ConfigError where the run could not start: environment, tasks, model, sandboxes."""
     factory = envs.load(recipe.env.id, **recipe.env.options)
     _check_tasks(factory.taskset, recipe)
     check_model(recipe.model)
+    make_provider(recipe.sandbox, source="recipe")
 
 
 def _check_tasks(taskset: Taskset, recipe: Recipe) -> None:

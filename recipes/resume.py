@@ -22,6 +22,7 @@ from ..learner.audit import Audit
 from ..learner.ranks import AnyLearner
 from ..trajectory import Group
 from ..weight_store import WeightManifest, WeightStore, tensor_checksums, weights_digest
+from .environment_figures import environment_figures
 from .metrics_writer import MetricsWriter, read_metrics
 from .progress import Observer
 
@@ -65,9 +66,15 @@ def replay(learner: AnyLearner, record: UpdateRecord, groups: Sequence[Group], s
 def write_missing_figures(journal: Journal, audit: Audit, figures: MetricsWriter) -> None:
     """Figures of durable updates that a kill left unwritten: the learner's as recorded, the audit anew."""
     for record in journal.updates()[figures.last_update :]:
-        report = audit.check([journal.group(name) for name in record.group_ids])
+        groups = [journal.group(name) for name in record.group_ids]
         figures.write(
-            {**record.metrics, **report.metrics(), "update": record.version, "policy_version": record.version}
+            {
+                **record.metrics,
+                **environment_figures(episode for group in groups for episode in group),
+                **audit.check(groups).metrics(),
+                "update": record.version,
+                "policy_version": record.version,
+            }
         )
 
 

@@ -50,9 +50,20 @@ class Run:
         return str(self.summary.get("reason", "unfinished")).partition("\n")[0]
 
 
-def new_run(root: Path, name: str) -> Path:
-    """Make runs/<name>, or runs/<name>-2 and so on when that is taken; never reuses a folder."""
+def new_run(root: Path, name: str, *, exact: bool = False) -> Path:
+    """Make runs/<name>, or runs/<name>-2 and so on when that is taken; never reuses a folder.
+
+    exact  refuse a name that is taken: a person chose it
+    """
     root.mkdir(parents=True, exist_ok=True)
+    if exact and (root / name).exists():
+        raise ConfigError(
+            source="command line",
+            key="--name",
+            value=name,
+            why=f"is taken by {root / name}.",
+            remedy=f"Choose another, or go on with that run: rz-agent train --resume {root / name}",
+        )
     count = 1
     while True:
         path = root / (name if count == 1 else f"{name}-{count}")
@@ -211,7 +222,7 @@ def export_trajectories(run: Run, out: Path) -> int:
 
 def _trajectory_json(update: int, trajectory: Trajectory) -> dict[str, Any]:
     return {
-        "update": update,
+        "update": update + 1,  # as in metrics.jsonl
         "episode_id": trajectory.episode_id,
         "group_id": trajectory.group_id,
         "task_id": trajectory.task_id,

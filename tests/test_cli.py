@@ -106,6 +106,7 @@ def test_a_dry_run_prints_a_recipe_that_can_be_run_and_makes_no_folder(tmp_path:
         ("--env", "json:NoClass"),
         ("--env", "python", "--set", "env.options.nothing=1"),
         ("--env", "python", "--set", "model.path=/no/such/model"),
+        ("--env", "python", "--set", 'sandbox.provider="no-such-provider"'),
     ],
     ids=" ".join,
 )
@@ -238,6 +239,9 @@ def test_a_new_run_never_takes_the_folder_of_another_and_says_so(tmp_path: Path)
     recipe = Recipe(name="mine")
     assert cli._taken(recipe, first, resume=False) == []
     assert cli._taken(recipe, second, resume=True) == []
+    with pytest.raises(ConfigError, match=r"--name = 'mine' is taken by") as refused:
+        runs.new_run(tmp_path, "mine", exact=True)
+    assert f"--resume {first}" in refused.value.remedy
     [said] = cli._taken(recipe, second, resume=False)
     assert f"{first} exists, so this run is mine-2; --resume {first}" in said
 

@@ -99,6 +99,14 @@ def test_eval_every_writes_the_figures_of_the_split_with_the_update_where_it_was
     assert second["eval/test/episode/turns"] >= 1
 
 
+def test_what_the_environment_measured_is_a_figure_of_every_update_and_evaluation(finished: Path) -> None:
+    for update, line in enumerate(read_metrics(finished)):
+        calls = [t.metrics["tool_calls"] for u, t in batches(finished) if u == update and not t.masked]
+        assert line["env/tool_calls"] == sum(calls) / len(calls)
+        assert not [name for name in line if name.startswith("env/rollout")]
+    assert "eval/test/env/tool_calls" in line
+
+
 def test_eval_gives_the_mean_reward_of_the_asked_episodes_and_leaves_the_run_alone(
     finished: Path, rz_agent: Callable[..., Answer], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -135,6 +143,33 @@ def test_the_audit_of_a_sound_run_exits_0_and_counts_every_action_token(
         [f"0 of {tokens} tokens differ over 2 updates, largest difference 0"],
     )
     assert contents(finished) == before
+
+
+def test_a_run_that_went_on_with_a_lower_lag_is_audited_to_its_last_token(
+    finished: Path, unskilled: Path, tmp_path: Path, rz_agent: Callable[..., Answer]
+) -> None:
+    shutil.copytree(finished, tmp_path / "longer")
+    changes: dict[str, Any] = {"rollout.engine.mode": "inprocess", "lag.max_lag": 0}
+    longer = recipe_of(small_tables(unskilled), updates=3, **changes)
+    observer = LineObserver(sys.stderr, longer.updates)
+    assert train(longer, run_dir=tmp_path / "longer", resume=True, observer=observer).exit_code == 0
+    trained = [(u, t) for u, t in batches(tmp_path / "longer") if not t.masked and t.num_actions]
+    assert any(t.oldest_version is not None and t.oldest_version < u for u, t in trained)
+    code, said, _ = rz_agent("audit", tmp_path / "longer")
+    assert code == 0
+    assert f"0 of {sum(t.num_actions for _, t in trained)} tokens differ over 3 updates" in said
+
+
+def test_a_run_does_not_go_on_with_another_learning_rate_and_keeps_its_recipe(
+    finished: Path, tmp_path: Path, rz_agent: Callable[..., Answer]
+) -> None:
+    shutil.copytree(finished, tmp_path / "same")
+    before = contents(tmp_path / "same")
+    changed = ("--set", "learner.lr=9e-4", "--set", "updates=9")
+    code, _, complaint = rz_agent("train", "--resume", tmp_path / "same", *changed)
+    assert (code, "learner.lr = 0.0009 but the run began with 0.001" in complaint) == (2, True)
+    after = contents(tmp_path / "same")
+    assert {name: after[name] for name in before} | {"libraries.log": ""} == before | {"libraries.log": ""}
 
 
 @dataclass(frozen=True, slots=True)
@@ -234,7 +269,7 @@ def test_export_writes_the_newest_weights_and_what_the_journal_holds(
     assert f"{lines}: {len(held)} episodes" in said
     written = [json.loads(line) for line in lines.read_text().splitlines()]
     assert len(written) == 2 * 4 * 4
-    assert [line["update"] for line in written] == [update for update, _ in held]
+    assert [line["update"] for line in written] == [update + 1 for update, _ in held]
     for line, (_, episode) in zip(written, held, strict=True):
         assert plain(read_back(line)) == plain(episode)
     weights, newest = load_file(tmp_path / "model" / "model.safetensors"), WeightStore(finished / "weights")

@@ -3,18 +3,24 @@
     with blamed("GuessEnv", "reward found", task.id, function):
         ...                       whatever it raises becomes an EnvironmentBug, chained to its traceback
 
-Invariant: our own errors pass unchanged, so a failure of the infrastructure goes on masking.
+Invariants: our own errors pass unchanged, so a failure of the infrastructure goes on masking; so does
+somebody else's wish to stop (a cancelled task, a signal). What only looks like one, raised by the author's
+own code, is a bug: taken for a cancellation it would leave its episode unfinished and unreported.
 Nothing here waits.
 """
 
 from __future__ import annotations
 
+import asyncio
+import functools
 import inspect
+import signal
 import sysconfig
+import threading
 import traceback
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from types import TracebackType
+from types import CodeType, TracebackType
 from typing import Any
 
 from ..errors import EnvironmentBug, RzError
@@ -23,21 +29,57 @@ _PACKAGE = __name__.partition(".")[0]
 _LIBRARY = sysconfig.get_paths()["stdlib"]
 
 
+class Carried(RuntimeError):
+    """Stands for its cause, which no future can carry or which would be taken for another's wish to stop."""
+
+
 @contextmanager
 def blamed(
-    environment: str, hook: str, task_id: str = "", function: Callable[..., Any] | None = None
+    environment: str,
+    hook: str,
+    task_id: str = "",
+    function: Callable[..., Any] | None = None,
+    *,
+    passing: tuple[type[Exception], ...] = (),
 ) -> Iterator[None]:
-    """What the block raises is a bug of that hook; `function` is named where no frame of the author's is."""
+    """What the block raises is a bug of that hook; `function` is named where no frame of the author's is.
+
+    passing  what the hook may raise, besides our own errors
+    """
+    task = _current_task()
     try:
         yield
-    except RzError:
-        raise
-    except Exception as error:
+    except BaseException as error:
+        if isinstance(error, (RzError, *passing)) or from_outside(error, task):
+            raise
         where = users_place(error) or source_of(function) or _innermost(error)
         raise EnvironmentBug(told(environment, hook, task_id, brief(error), where)) from error
 
 
-def told(environment: str, hook: str, task_id: str, what: str, where: str) -> str:
+def from_outside(error: BaseException, task: asyncio.Task[Any] | None) -> bool:
+    """Whether the error is somebody's wish to stop, not of the code that it came through.
+
+    task  the one that code ran in; None outside of an event loop
+    """
+    if isinstance(error, Exception):
+        return False
+    if isinstance(error, asyncio.CancelledError):
+        return task is not None and task.cancelling() > 0
+    if isinstance(error, GeneratorExit):  # a coroutine is closed from elsewhere, never by its own task
+        return task is None or _current_task() is not task
+    return _by_a_signal(error)
+
+
+def told(
+    environment: str,
+    hook: str,
+    task_id: str,
+    what: str,
+    where: str,
+    *,
+    episode_id: str = "",
+    remedy: str = "Fix it and resume the run.",
+) -> str:
     """The message of a bug.
 
     >>> print(told("GuessEnv", "reward found", "t1", "KeyError: 'n'", "guess.py:7"))
@@ -45,13 +87,16 @@ def told(environment: str, hook: str, task_id: str, what: str, where: str) -> st
       at guess.py:7
       Fix it and resume the run.
     """
+    episode = f", episode {episode_id}" if episode_id else ""
     task = f", task {task_id}" if task_id else ""
-    return f"environment {environment}, {hook}{task}: {what}\n  at {where}\n  Fix it and resume the run."
+    return f"environment {environment}, {hook}{episode}{task}: {what}\n  at {where}\n  {remedy}"
 
 
 def brief(error: BaseException) -> str:
     """Type and text of an error."""
-    return f"{type(error).__name__}: {error}"
+    if isinstance(error, Carried) and error.__cause__ is not None:
+        error = error.__cause__
+    return f"{type(error).__name__}: {error}" if str(error) else type(error).__name__
 
 
 def located(error: BaseException) -> str:
@@ -75,7 +120,7 @@ def users_place(error: BaseException) -> str:
 
 def source_of(function: Callable[..., Any] | None) -> str:
     """`file:line` of a function's definition; "" where it has none."""
-    code = getattr(inspect.unwrap(function), "__code__", None) if function is not None else None
+    code = _code_of(function) if function is not None else None
     return f"{code.co_filename}:{code.co_firstlineno}" if code is not None else ""
 
 
@@ -90,3 +135,29 @@ def _is_users(step: TracebackType) -> bool:
 def _innermost(error: BaseException) -> str:
     frame = traceback.extract_tb(error.__traceback__)[-1]
     return f"{frame.filename}:{frame.lineno}"
+
+
+def _current_task() -> asyncio.Task[Any] | None:
+    try:
+        return asyncio.current_task()
+    except RuntimeError:
+        return None
+
+
+def _by_a_signal(error: BaseException) -> bool:
+    """Whether a signal's handler raised it in the midst of other code: the error then has its frame."""
+    handlers = [signal.getsignal(number) for number in signal.valid_signals()]
+    if (
+        isinstance(error, KeyboardInterrupt)
+        and signal.getsignal(signal.SIGINT) is signal.default_int_handler
+        and threading.current_thread() is threading.main_thread()
+    ):
+        return True  # Python's own handler leaves no frame; a Ctrl-C is the likelier story
+    codes = {code for handler in handlers if (code := _code_of(handler)) is not None}
+    return any(frame.f_code in codes for frame, _ in traceback.walk_tb(error.__traceback__))
+
+
+def _code_of(function: Any) -> CodeType | None:
+    while isinstance(function, functools.partial):
+        function = function.func
+    return getattr(inspect.unwrap(function), "__code__", None) if callable(function) else None

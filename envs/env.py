@@ -11,7 +11,8 @@ A subclass says what there is to do: `@tool` methods, `@reward` and `@metric` me
 Invariants: any text is a legal action, and a malformed one is an observation that says so; a failure of
 the infrastructure ends the episode with `info["mask"] = reason`; `end` runs exactly once for each `begin`,
 whether the episode ended, failed, was cancelled or was closed; nothing of an episode outlives `areset`,
-`aclose`, or a cancelled call.
+`aclose`, or a cancelled call, but for a hook that could not be stopped (`calls.py`): `end` then follows once
+that hook has returned, and never runs where it never does; until then `areset` masks.
 Waits: an episode for its own tools and rubric, never for another episode; nothing here blocks an event loop.
 """
 
@@ -19,36 +20,35 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable, Coroutine, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, AsyncExitStack, nullcontext
 from typing import Any, ClassVar
 
 import gymnasium
 from gymnasium.error import ResetNeeded
 
-from ..errors import ConfigError, RzError
+from ..errors import ConfigError
 from ..sandboxes.pool import SandboxPool
+from . import calls
 from . import rubric as scoring
 from . import tool as tooling
 from .action import Action
 from .adapters import named_taskset
 from .bug import blamed
-from .failure import InfraFailure, mask_reason
-from .hooks import Portal, call, in_thread, to_the_end
+from .failure import mask_reason
+from .hooks import Portal, to_the_end
 from .message import NOTHING, Message, Observation, observation
 from .options import EnvOptions, parse_options, suggestion
 from .progress import Progress
 from .rubric import Ended, Rubric
 from .spaces import ActionSpace, ChatSpace
+from .step_result import Info, Step
 from .task import Task, Taskset, checked_taskset
 from .tool import ToolError, ToolSpec, tool_spec
 from .tool_calls import Reply, ToolCall, parse
+from .twins import add_twins, own
 
-Info = dict[str, Any]
-Step = tuple[Observation, float, bool, bool, Info]
 log = logging.getLogger(__name__)
-_END_S = 30.0
-_TWIN = "__rz_twin__"
 
 
 class AgentEnv(gymnasium.Env[Observation, str]):
@@ -79,13 +79,7 @@ class AgentEnv(gymnasium.Env[Observation, str]):
         members = [(name, value) for name, value in vars(cls).items() if callable(value)]
         cls._tool_methods = _merged(cls._tool_methods, members, tooling.MARK)
         cls._score_methods = _merged(cls._score_methods, members, scoring.MARK)
-        # A class that overrides only the synchronous half gets the other half as threads: two halves that
-        # disagree would be a trap. All three, because what one loop opened another must not close.
-        halves = {plain: f"a{plain}" for plain in ("reset", "step", "close")}
-        if any(plain in vars(cls) and twin not in vars(cls) for plain, twin in halves.items()):
-            for plain, twin in halves.items():
-                if twin not in vars(cls):
-                    setattr(cls, twin, _threaded(plain))
+        add_twins(cls)
 
     def __init__(
         self,
@@ -113,6 +107,7 @@ class AgentEnv(gymnasium.Env[Observation, str]):
         self._stack: AsyncExitStack | None = None
         self._borrows = shared is not None
         self._portal: Portal | None = None
+        self.hook_calls = calls.Calls(type(self).__name__)
 
     # What an author writes ------------------------------------------------------------------------------
 
@@ -146,7 +141,8 @@ class AgentEnv(gymnasium.Env[Observation, str]):
         return None
 
     async def end(self) -> None:
-        """Undo `begin`. Runs to its end even where the episode is cancelled."""
+        """Undo `begin`. Runs to its end even where the episode is cancelled, but never beside another hook:
+        one that was abandoned is waited for, in the background."""
 
     def parse(self, text: str) -> Reply:
         """Take a turn apart; override it for another format than Hermes JSON. Must accept any text."""
@@ -176,6 +172,9 @@ class AgentEnv(gymnasium.Env[Observation, str]):
         await self._leave()
         gymnasium.Env.reset(self, seed=seed)
         task = self._pick(options or {})
+        if not await self.hook_calls.settled(calls.GRACE_S):
+            why = "a hook of the episode before, which was abandoned, still runs"
+            return observation(task.prompt, "user"), {"task_id": task.id, "mask": why}
         self._progress, self.state = Progress(task), {}
         new, masked = await self._set_up(task)
         self._progress.messages.extend(new["messages"])
@@ -195,26 +194,26 @@ class AgentEnv(gymnasium.Env[Observation, str]):
         return await self._guarded(self._conclude(NOTHING, ended))
 
     async def aclose(self) -> None:
-        """Leave the episode and whatever the environment opened itself. Idempotent."""
+        """Leave the episode and whatever the environment opened itself; the latter at once. Idempotent."""
         await self._leave()
         if stack := self._stack:
             self._stack, self.shared = None, None
-            await to_the_end(stack.aclose())
+            await to_the_end(self._close(stack))
 
     # The synchronous half: for Gymnasium's tools ------------------------------------------------------------
 
     def reset(
         self, *, seed: int | None = None, options: dict[str, Any] | None = None
     ) -> tuple[Observation, Info]:
-        began: tuple[Observation, Info] = self._sync(self._own("areset")(seed=seed, options=options))
+        began: tuple[Observation, Info] = self._sync(own(self, "areset")(seed=seed, options=options))
         return began
 
     def step(self, action: str) -> Step:
-        stepped: Step = self._sync(self._own("astep")(action))
+        stepped: Step = self._sync(own(self, "astep")(action))
         return stepped
 
     def close(self) -> None:
-        self._sync(self._own("aclose")())
+        self._sync(own(self, "aclose")())
         if self._portal:
             self._portal.close()
             self._portal = None
@@ -225,13 +224,6 @@ class AgentEnv(gymnasium.Env[Observation, str]):
         # One loop for the life of the environment: its sandboxes and processes belong to that loop.
         self._portal = self._portal or Portal()
         return self._portal.run(coroutine)
-
-    def _own(self, name: str) -> Callable[..., Coroutine[Any, Any, Any]]:
-        """The nearest async method that is not itself a thread around the synchronous one."""
-        found = (vars(cls)[name] for cls in type(self).__mro__ if name in vars(cls))
-        method = next(function for function in found if not hasattr(function, _TWIN))
-        bound: Callable[..., Coroutine[Any, Any, Any]] = method.__get__(self)
-        return bound
 
     def _specs(self) -> tuple[ToolSpec, ...]:
         free = [tool_spec(function) for function in self.tools]
@@ -284,7 +276,7 @@ class AgentEnv(gymnasium.Env[Observation, str]):
                         self._stack = stack
                 self._begun = True
                 with blamed(name, "begin", task.id, self.begin):
-                    shown = await call(self.begin, task)
+                    shown = await self.hook_calls.call(self.begin, task)
                     return (prompt if shown is None else observation(shown, "user")), ""
         except BaseException as error:
             if isinstance(error, TimeoutError) and deadline.expired():
@@ -296,15 +288,15 @@ class AgentEnv(gymnasium.Env[Observation, str]):
 
     async def _guarded(self, stepping: Awaitable[Step]) -> Step:
         """A step; whatever goes wrong in it, cancellation included, ends the episode and leaves nothing."""
+        progress = self._progress  # None afterwards, where it goes wrong while the episode is being left
         try:
             return await stepping
         except ResetNeeded:
             raise
         except BaseException as error:
-            info = self._running().info()
             await self._leave()
-            if reason := mask_reason(error):
-                return NOTHING, 0.0, False, True, {**info, "mask": reason}
+            if progress is not None and (reason := mask_reason(error)):
+                return NOTHING, 0.0, False, True, {**progress.info(), "mask": reason}
             raise
 
     async def _turn(self, text: str) -> Step:
@@ -319,7 +311,7 @@ class AgentEnv(gymnasium.Env[Observation, str]):
             new, answered = await self._call_tools(turn.calls), False
         else:
             with blamed(name, "reply", progress.task.id, self.reply):
-                shown = await call(self.reply, turn.content)
+                shown = await self.hook_calls.call(self.reply, turn.content)
                 new, answered = (NOTHING, True) if shown is None else (observation(shown, "user"), False)
         progress.messages.extend(new["messages"])
         if progress.finished or answered:
@@ -345,31 +337,28 @@ class AgentEnv(gymnasium.Env[Observation, str]):
             specs = {spec.name: spec for spec in self.tool_specs}
             if one.name not in specs:
                 raise ToolError(f"there is no tool {one.name!r}. {suggestion(one.name, specs, 'tools')}")
-            spec = specs[one.name]
-            shown = await self._run_tool(spec, spec.arguments(one.arguments))
-            return observation(shown, "tool", name=spec.name)
+            return await self._run_tool(specs[one.name], one.arguments)
         except ToolError as error:
             return observation(f"Error: {error}", "tool", name=one.name or None)
 
-    async def _run_tool(self, spec: ToolSpec, arguments: dict[str, Any]) -> Any:
+    async def _run_tool(self, spec: ToolSpec, given: Mapping[str, Any]) -> Observation:
         function = getattr(self, spec.method) if spec.method else spec.function
-        limit = self.task.deadlines.tool_s
+        name, task, limit = f"tool {spec.name}", self.task, self.task.deadlines.tool_s
         try:
-            async with asyncio.timeout(limit) as deadline:
-                return await call(function, **arguments)
-        except (ToolError, RzError):
-            raise
-        except Exception as error:
-            if deadline.expired():
-                raise ToolError(f"{spec.name} did not finish within {limit:g} s") from error
-            # A fault of the environment, not of the policy: it must not become a reward.
-            log.exception("tool %s of %s failed", spec.name, type(self).__name__)
-            raise InfraFailure(f"tool {spec.name} raised {type(error).__name__}: {error}") from error
+            async with asyncio.timeout(limit):
+                # A bug is no mask: a policy could get rid of its bad episodes by provoking it.
+                with blamed(type(self).__name__, name, task.id, function, passing=(ToolError,)):
+                    shown = await self.hook_calls.call(function, **spec.arguments(given))
+                    return observation(shown, "tool", name=spec.name)
+        except TimeoutError as error:
+            raise ToolError(f"{spec.name} did not finish within {limit:g} s") from error
 
     async def _conclude(self, new: Observation, ended: Ended) -> Step:
         progress = self._running()
         episode = progress.episode(self.state, ended)
-        score = await self.rubric.score(progress.task, episode, owner=type(self).__name__)
+        score = await self.rubric.score(
+            progress.task, episode, owner=type(self).__name__, calls=self.hook_calls
+        )
         info = {
             **progress.info(),
             "ended": ended,
@@ -381,16 +370,20 @@ class AgentEnv(gymnasium.Env[Observation, str]):
         return new, score.reward, terminated, not terminated, info
 
     async def _leave(self) -> None:
-        """Forget the episode and undo its `begin`, exactly once, to the end."""
+        """Forget the episode and undo its `begin`, exactly once, to the end; not while a hook still runs."""
         self._progress = None
         if self._begun:
             self._begun = False
-            await to_the_end(self._end())
+            await self.hook_calls.when_returned(self._end)
+
+    async def _close(self, stack: AsyncExitStack) -> None:
+        with blamed(type(self).__name__, "open_shared, closing", function=self.open_shared):
+            await stack.aclose()
 
     async def _end(self) -> None:
         try:
-            async with asyncio.timeout(_END_S):
-                await call(self.end)
+            async with asyncio.timeout(calls.END_S):
+                await self.hook_calls.call(self.end)
         except Exception:
             # The episode's result stands: a sandbox that cannot be left is the provider's to reap.
             log.warning("%s.end failed", type(self).__name__, exc_info=True)
@@ -399,14 +392,3 @@ class AgentEnv(gymnasium.Env[Observation, str]):
 def _merged(inherited: tuple[str, ...], members: list[tuple[str, Any]], mark: str) -> tuple[str, ...]:
     """Names of the marked methods, the base classes' first."""
     return tuple(dict.fromkeys((*inherited, *(name for name, value in members if hasattr(value, mark)))))
-
-
-def _threaded(plain: str) -> Callable[..., Awaitable[Any]]:
-    """The async twin of a synchronous method: the same in a thread."""
-
-    async def twin(self: AgentEnv, *args: Any, **kwargs: Any) -> Any:
-        return await in_thread(getattr(self, plain), *args, **kwargs)
-
-    twin.__name__ = f"a{plain}"
-    setattr(twin, _TWIN, plain)
-    return twin

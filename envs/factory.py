@@ -9,6 +9,7 @@ Waits: entering, until the shared resources stand; leaving, until they are gone.
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Mapping
 from contextlib import AsyncExitStack
 from types import TracebackType
@@ -16,11 +17,14 @@ from typing import Any, Self
 
 from ..sandboxes.pool import SandboxPool
 from .bug import blamed
+from .calls import Abandoned
 from .env import AgentEnv
 from .hooks import to_the_end
 from .rubric import Rubric
 from .task import Taskset
 from .tool import ToolSpec
+
+log = logging.getLogger(__name__)
 
 
 class EnvFactory:
@@ -51,6 +55,7 @@ class EnvFactory:
         self.max_turns: int = self._first.max_turns
         self._stack: AsyncExitStack | None = None
         self._shared: Any = None
+        self._abandoned = Abandoned()
 
     async def __aenter__(self) -> Self:
         stack = AsyncExitStack()
@@ -65,7 +70,13 @@ class EnvFactory:
     ) -> None:
         if stack := self._stack:
             self._stack, self._shared = None, None
-            await to_the_end(stack.aclose())
+            await to_the_end(self._close(stack))
+
+    async def _close(self, stack: AsyncExitStack) -> None:
+        if self._abandoned.counts:
+            log.warning("hooks that were abandoned while they ran: %s", self._abandoned)
+        with blamed(self._class.__name__, "open_shared, closing", function=self._class.open_shared):
+            await stack.aclose()
 
     def create(self) -> AgentEnv:
         """A new environment that borrows what is shared; close it with `aclose` when its episode is over."""
@@ -73,4 +84,8 @@ class EnvFactory:
             raise RuntimeError("create() outside of `async with factory`: what is shared is not open")
         # The taskset is handed on as an object: reading a file once a run is enough.
         arguments = {**self._options, "taskset": self.taskset}
-        return self._class(rubric=self._rubric, sandboxes=self._sandboxes, shared=self._shared, **arguments)
+        borrowed = {"sandboxes": self._sandboxes, "shared": self._shared}
+        with blamed(self._class.__name__, "__init__", function=self._class.__init__):
+            env = self._class(rubric=self._rubric, **borrowed, **arguments)
+        env.hook_calls.abandoned = self._abandoned  # one count for the run
+        return env

@@ -1,62 +1,87 @@
-"""Calling what an author wrote, plain or async, without ever blocking the event loop.
+"""Running what an author wrote without blocking the event loop, and without letting it end that loop.
 
-    call(function, ...)     async functions on the loop, plain ones in a thread of their own
-    to_the_end(coroutine)   runs to its end even where the caller is cancelled
-    Portal                  an event loop in a thread, for callers that are not async
+    started(function, ...)    a plain function in a thread of its own, as a future
+    contained(awaitable)      its result, or an ordinary exception
+    in_thread(function, ...)  a plain function of ours, waited for to its end
+    to_the_end(coroutine)     runs to its end even where the caller is cancelled
+    Portal                    an event loop in a thread, for callers that are not async
 
-Invariant: when a cancelled call returns, what it started has ended. A thread cannot be stopped, so a
-cancelled plain function is waited for: write async whatever may hang. A thread each, not a pool: hundreds of
-episodes whose plain tools sleep must not queue behind one another.
+Invariant: `started` and `contained` come to a result, to an Exception, or to somebody else's wish to stop. An
+exit, a KeyboardInterrupt or a CancelledError that the author's code raised by itself would otherwise end the
+loop with every other episode, or look like a cancellation that nobody asked for.
+A thread each, not a pool: hundreds of episodes whose plain tools sleep must not queue behind one another.
 """
 
 from __future__ import annotations
 
 import asyncio
 import contextvars
-import inspect
+import functools
 import threading
-from collections.abc import Callable, Coroutine
-from concurrent.futures import Future
+from collections.abc import Awaitable, Callable, Coroutine
+from concurrent.futures import CancelledError, Future
 from typing import Any, TypeVar
 
+from .bug import Carried, brief, from_outside
+
 T = TypeVar("T")
+_CLOSE_S = 2.0
 
 
-async def call(function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-    """The result of a plain or async function."""
-    if inspect.iscoroutinefunction(function):
-        return await function(*args, **kwargs)
-    result = await in_thread(function, *args, **kwargs)
-    return await result if inspect.isawaitable(result) else result
-
-
-async def in_thread(function: Callable[..., T], *args: Any, **kwargs: Any) -> T:
-    """Run a plain function in a new thread; a cancelled caller waits until it returned."""
+def started(function: Callable[..., T], *args: Any, **kwargs: Any) -> Future[T]:
+    """Run a plain function in a new daemon thread; the future cannot be cancelled."""
     done: Future[T] = Future()
+    done.set_running_or_notify_cancel()
     context = contextvars.copy_context()
 
     def work() -> None:
         try:
             done.set_result(context.run(function, *args, **kwargs))
-        except (StopIteration, SystemExit, KeyboardInterrupt) as error:
+        except (StopIteration, CancelledError) as error:
             done.set_exception(_carried(error))
-        except BaseException as error:
+        except Exception as error:
             done.set_exception(error)
+        except BaseException as error:
+            done.set_exception(_carried(error))
 
-    threading.Thread(target=work, name=f"rz-{function.__name__}", daemon=True).start()
-    return await _shielded(asyncio.wrap_future(done))
+    threading.Thread(target=work, name=f"rz-{name_of(function)}", daemon=True).start()
+    return done
 
 
-def _carried(error: BaseException) -> RuntimeError:
-    """What no future can carry (StopIteration), or what would end the event loop with every other episode."""
-    carried = RuntimeError(f"{type(error).__name__}: {error}").with_traceback(error.__traceback__)
+async def contained(awaitable: Awaitable[T]) -> T:
+    """Await what an author wrote; to be run as a task of its own."""
+    task = asyncio.current_task()
+    try:
+        return await awaitable
+    except Exception:
+        raise
+    except BaseException as error:
+        if from_outside(error, task):
+            raise
+        raise _carried(error) from error
+
+
+def name_of(function: Callable[..., Any]) -> str:
+    """What to call a function, also one inside of functools.partial."""
+    while isinstance(function, functools.partial):
+        function = function.func
+    return str(getattr(function, "__name__", type(function).__name__))
+
+
+def _carried(error: BaseException) -> Carried:
+    carried = Carried(brief(error)).with_traceback(error.__traceback__)
     carried.__cause__ = error
     return carried
 
 
+async def in_thread(function: Callable[..., T], *args: Any, **kwargs: Any) -> T:
+    """Run a plain function that ends by itself; a cancelled caller waits until it returned."""
+    return await _shielded(asyncio.wrap_future(started(function, *args, **kwargs)))
+
+
 async def to_the_end(coroutine: Coroutine[Any, Any, T]) -> T:
     """Await something that must not be left half done: cancellation is raised after it ended."""
-    return await _shielded(asyncio.ensure_future(coroutine))
+    return await _shielded(asyncio.ensure_future(contained(coroutine)))
 
 
 async def _shielded(running: asyncio.Future[T]) -> T:
@@ -89,6 +114,16 @@ class Portal:
             raise
 
     def close(self) -> None:
+        """Cancel what still runs, give it a moment, and end the loop."""
+        self.run(_cancel_the_rest())
         self._loop.call_soon_threadsafe(self._loop.stop)
         self._thread.join()
         self._loop.close()
+
+
+async def _cancel_the_rest() -> None:
+    rest = asyncio.all_tasks() - {asyncio.current_task()}
+    for task in rest:
+        task.cancel()
+    if rest:
+        await asyncio.wait(rest, timeout=_CLOSE_S)

@@ -19,8 +19,8 @@ from typing import Any, Literal, TypeVar, overload
 
 from ..errors import NonFinite, ungrouped
 from .bug import blamed, source_of, told
+from .calls import Calls
 from .failure import InfraFailure
-from .hooks import call
 from .message import Message
 from .task import Task
 
@@ -105,17 +105,22 @@ class Rubric:
         """Whether any function carries a weight."""
         return any(getattr(function, MARK) is not None for function in self.functions)
 
-    async def score(self, task: Task, episode: Episode, *, owner: str = "(none)") -> Score:
+    async def score(
+        self, task: Task, episode: Episode, *, owner: str = "(none)", calls: Calls | None = None
+    ) -> Score:
         """Run every function. Raises `InfraFailure` past the deadline, `NonFinite` or `EnvironmentBug` naming
         the function that returned no finite number.
 
         owner  the environment's name, for messages
+        calls  the environment's, which then knows what a deadline left behind
         """
+        calls = calls or Calls(owner)
         with ungrouped():
             try:
                 async with asyncio.timeout(self.deadline_s), asyncio.TaskGroup() as running:
                     pending = {
-                        f: running.create_task(self._value(f, task, episode, owner)) for f in self.functions
+                        f: running.create_task(self._value(f, task, episode, owner, calls))
+                        for f in self.functions
                     }
             except TimeoutError as error:
                 raise InfraFailure(f"the rubric did not finish within {self.deadline_s:g} s") from error
@@ -127,11 +132,13 @@ class Rubric:
             metrics={f.__name__: v for f, v in values.items() if weights[f] is None},
         )
 
-    async def _value(self, function: Callable[..., Any], task: Task, episode: Episode, owner: str) -> float:
+    async def _value(
+        self, function: Callable[..., Any], task: Task, episode: Episode, owner: str, calls: Calls
+    ) -> float:
         kind = "metric" if getattr(function, MARK) is None else "reward"
         hook = f"{kind} {function.__name__}"
         with blamed(owner, hook, task.id, function):
-            value = _number(await call(function, task, episode))
+            value = _number(await calls.call(function, task, episode))
         if not math.isfinite(value):
             raise NonFinite(told(owner, hook, task.id, f"it returned {value}", source_of(function)))
         return value

@@ -67,7 +67,7 @@ class ChatSpace(gymnasium.Space[Observation]):
             and set(x) == {"messages", "images"}
             and isinstance(x["messages"], tuple)
             and isinstance(x["images"], tuple)
-            and all(_is_message(message) for message in x["messages"])
+            and all(is_message(message) for message in x["messages"])
             and all(isinstance(image, bytes) for image in x["images"])
         )
 
@@ -84,7 +84,8 @@ class ChatSpace(gymnasium.Space[Observation]):
         return "ChatSpace()"
 
 
-def _is_message(value: Any) -> bool:
+def is_message(value: Any) -> bool:
+    """Whether it has a role and a text."""
     return (
         isinstance(value, dict)
         and value.get("role") in ("system", "user", "assistant", "tool")

@@ -11,22 +11,27 @@ A missing log-probability, a dead engine or a bug in an environment is not an ou
 it is raised and stops the run.
 
 Waits: the episode for the engine (until the episode's deadline) and for its environment (until the
-step's deadline); nobody for it. Cancelling the coroutine aborts the request and closes the environment.
+step's deadline, and a grace where it does not let itself be cancelled); nobody for it. Cancelling the
+coroutine aborts the request and closes the environment.
 """
 
 from __future__ import annotations
 
 import asyncio
+import functools
+import logging
 import time
-from collections.abc import Awaitable, Callable, Mapping
-from contextlib import aclosing
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import Any, Literal, TypeVar
+from typing import Any, Literal
 
+from ..envs import calls
 from ..envs.action import Action
-from ..envs.bug import blamed
-from ..envs.env import AgentEnv, Step
+from ..envs.bug import blamed, source_of
+from ..envs.env import AgentEnv
 from ..envs.failure import mask_reason
+from ..envs.message import Observation
+from ..envs.step_result import Place, Step, checked_reset, checked_step, metrics_of
 from ..errors import MissingLogprob, NonFinite, RzError
 from ..trajectory import Int32, Sampling, Segment, Status, Trajectory
 from .conversation import Conversation, Turn, room
@@ -35,7 +40,7 @@ from .episode_request import EpisodeRequest, Signals, seed_of
 from .renderer import Renderer
 from .segment_builder import SegmentBuilder
 
-T = TypeVar("T")
+log = logging.getLogger(__name__)
 Limit = Literal["turns", "time", "tokens"]
 
 
@@ -75,7 +80,8 @@ class _Record:
     """What has happened in one running episode."""
 
     environment: str
-    task_id: str
+    request: EpisodeRequest
+    calls: calls.Calls
     open: SegmentBuilder
     segments: list[Segment] = field(default_factory=list)
     reward: float = 0.0
@@ -90,6 +96,16 @@ class _Record:
         if self.open.num_actions:
             self.segments.append(self.open.build())
         self.open = builder
+
+    def place(self, hook: str, function: Callable[..., Any]) -> Place:
+        """Where something of the environment happened, for the message of an error."""
+        return Place(
+            environment=self.environment,
+            hook=hook,
+            task_id=self.request.task.id,
+            episode_id=self.request.episode_id,
+            source=source_of(function) or "(no source)",
+        )
 
     def rollout_metrics(self) -> dict[str, float]:
         return {
@@ -119,18 +135,26 @@ class EpisodeRunner:
     ) -> None:
         self._engine, self._renderer, self._make_env = engine, renderer, make_env
         self._sampling, self._limits, self._seeded = sampling, limits, seeded
+        self._abandoned = calls.Abandoned()
 
     async def run(self, request: EpisodeRequest, signals: Signals) -> Trajectory:
         """Play the episode to its end; raises only what must stop the run."""
         status: Status = "ok"
         reason = ""
         env = self._make_env()
-        record = _Record(environment=type(env).__name__, task_id=request.task.id, open=self._segment([]))
-        async with aclosing(env):
-            try:
-                status = await self._play(env, request, signals, record)
-            except _Infrastructure as failure:
-                status, reason = "masked", str(failure)
+        name = type(env).__name__
+        record = _Record(
+            environment=name,
+            request=request,
+            calls=calls.Calls(name, grace_s=calls.UNWIND_S, abandoned=self._abandoned),
+            open=self._segment([]),
+        )
+        try:
+            status = await self._play(env, request, signals, record)
+        except _Infrastructure as failure:
+            status, reason = "masked", str(failure)
+        finally:
+            await self._close(env, record)
         record.open_segment(self._segment([]))
         return Trajectory(
             episode_id=request.episode_id,
@@ -146,10 +170,7 @@ class EpisodeRunner:
     async def _play(
         self, env: AgentEnv, request: EpisodeRequest, signals: Signals, record: _Record
     ) -> Status:
-        reset = env.areset(seed=request.seed, options={"task": request.task})
-        # Setting a task up has a deadline of the task's own, which may be longer than a step's.
-        observation, info = await self._infrastructure("reset", reset, record)
-        self._refuse_masked(info)
+        observation = await self._reset(env, request, record)
         talk = Conversation(self._renderer, observation["messages"], env.prompt_tools)
         record.open_segment(self._segment(talk.prompt))
         try:
@@ -158,14 +179,13 @@ class EpisodeRunner:
                 action = Action(
                     text=talk.act(completion.token_ids), token_ids=tuple(completion.token_ids.tolist())
                 )
-                step = await self._within_step(env.astep(action), f"step {record.turns}", record)
-                observation, _, terminated, truncated, _ = self._note(step, record)
+                step = await self._step(f"step {record.turns}", record, env.astep, action)
+                observation, _, terminated, truncated, _ = step
                 if terminated or truncated:
                     return "ok" if terminated else "truncated"
                 self._hear(talk.observe(observation["messages"]), record)
         except _Reached as reached:
-            scored = await self._within_step(env.atruncate(reached.limit), "scoring", record)
-            self._note(scored, record)
+            await self._step("scoring", record, env.atruncate, reached.limit)
             return "truncated"
 
     def _hear(self, turn: Turn, record: _Record) -> None:
@@ -220,36 +240,52 @@ class EpisodeRunner:
         builder.context(prompt)
         return builder
 
-    def _note(self, step: Step, record: _Record) -> Step:
-        """Keep the step's reward and metrics."""
-        _, reward, _, _, info = step
+    async def _reset(self, env: AgentEnv, request: EpisodeRequest, record: _Record) -> Observation:
+        """Set the task up. Its deadline is the task's own, which may be longer than a step's; an environment
+        keeps it by itself, and the grace leaves it the time to say so."""
+        setup_s, options = request.task.deadlines.setup_s, {"task": request.task}
+        asked = functools.partial(env.areset, seed=request.seed, options=options)
+        limit = f"the task's deadlines.setup_s = {setup_s:g} and a grace"
+        returned = await self._ask("reset", record, asked, setup_s + 2 * calls.GRACE_S, limit)
+        observation, info = checked_reset(returned, record.place("reset", env.areset))
         self._refuse_masked(info)
-        record.reward += float(reward)
-        record.env_metrics |= {name: float(value) for name, value in info.get("metrics", {}).items()}
+        return observation
+
+    async def _step(self, what: str, record: _Record, method: Callable[..., Any], given: object) -> Step:
+        """One step of the environment; keeps its reward and metrics."""
+        seconds, place = self._limits.step_deadline_s, record.place(what, method)
+        limit = f"rollout.step_deadline_s = {seconds:g}"
+        returned = await self._ask(what, record, functools.partial(method, given), seconds, limit)
+        step = checked_step(returned, place)
+        self._refuse_masked(step[4])
+        record.reward += step[1]
+        record.env_metrics |= metrics_of(step[4], place)
         return step
 
-    async def _within_step(self, call: Awaitable[T], what: str, record: _Record) -> T:
-        """Await the environment under the step's deadline: past it, the environment hangs."""
+    async def _ask(
+        self, what: str, record: _Record, function: Callable[[], Any], limit_s: float, limit: str
+    ) -> Any:
+        """Await the environment: past the deadline it hangs, which masks the episode, as a failure of its
+        infrastructure does. Any other exception than our own is an `EnvironmentBug`."""
         try:
-            async with asyncio.timeout(self._limits.step_deadline_s) as deadline:
-                return await self._infrastructure(what, call, record)
+            async with asyncio.timeout(limit_s):
+                with blamed(record.environment, what, record.request.task.id, function):
+                    return await record.calls.call(function)
         except TimeoutError:
-            if not deadline.expired():
-                raise
-            raise _Infrastructure(
-                f"{what}: no answer within rollout.step_deadline_s = {self._limits.step_deadline_s:g}"
-            ) from None
-
-    async def _infrastructure(self, what: str, call: Awaitable[T], record: _Record) -> T:
-        """Await the environment; a failure of its infrastructure becomes the episode's mask, any other
-        exception than our own an `EnvironmentBug`."""
-        try:
-            with blamed(record.environment, what, record.task_id):
-                return await call
+            raise _Infrastructure(f"{what}: no answer within {limit}") from None
         except RzError as error:
             if (reason := mask_reason(error)) is None:
                 raise
             raise _Infrastructure(f"{what}: {reason}") from error
+
+    async def _close(self, env: AgentEnv, record: _Record) -> None:
+        """Close the environment; the episode's result stands where that does not end."""
+        try:
+            async with asyncio.timeout(calls.UNWIND_S):
+                with blamed(record.environment, "aclose", record.request.task.id, env.aclose):
+                    await record.calls.call(env.aclose)
+        except TimeoutError:
+            log.warning("%s.aclose did not end within %g s", record.environment, calls.UNWIND_S)
 
     @staticmethod
     def _refuse_masked(info: Mapping[str, Any]) -> None:

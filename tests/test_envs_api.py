@@ -32,8 +32,8 @@ from rz_agent.envs import (
     reward,
     tool,
 )
+from rz_agent.envs.calls import Calls
 from rz_agent.envs.factory import EnvFactory
-from rz_agent.envs.hooks import call
 from rz_agent.envs.tool import tool_spec
 from rz_agent.errors import ConfigError, EnvironmentBug, NonFinite
 
@@ -243,6 +243,11 @@ class Toolbox(Base):
         raise KeyError("bug")
 
     @tool
+    def lose(self) -> str:
+        """Lose the place."""
+        raise InfraFailure("no sandbox")
+
+    @tool
     async def submit(self, text: str) -> str:
         """Hand it in."""
         self.state["text"] = text
@@ -303,10 +308,17 @@ def test_turns_run_out_and_a_finished_episode_must_be_reset() -> None:
     asyncio.run(body())
 
 
-def test_a_bug_in_a_tool_masks_the_episode_and_is_no_reward_of_zero() -> None:
-    _, _, terminated, truncated, info = asyncio.run(first_step(Toolbox(), tool_call("crash")))
-    assert (terminated, truncated) == (False, True)
-    assert "tool crash raised KeyError" in info["mask"]
+def test_a_bug_in_a_tool_is_told_with_its_task_and_line_and_is_no_way_to_mask_an_episode() -> None:
+    with pytest.raises(
+        EnvironmentBug, match=r"Toolbox, tool crash, task only: KeyError: 'bug'\n  at .*api\.py:\d+"
+    ):
+        asyncio.run(first_step(Toolbox(), tool_call("crash")))
+
+
+def test_infrastructure_that_fails_in_a_tool_masks_the_episode_and_is_no_reward_of_zero() -> None:
+    _, value, terminated, truncated, info = asyncio.run(first_step(Toolbox(), tool_call("lose")))
+    assert (value, terminated, truncated) == (0.0, False, True)
+    assert info["mask"] == "InfraFailure: no sandbox"
     assert "metrics" not in info
 
 
@@ -466,7 +478,7 @@ def test_a_synchronous_environment_gets_async_twins_that_block_nobody() -> None:
     assert seconds < 20 * 0.2
 
 
-def test_a_cancelled_plain_function_is_waited_for() -> None:
+def test_a_cancelled_plain_function_that_soon_returns_is_waited_for() -> None:
     finished = threading.Event()
 
     def plain() -> None:
@@ -474,7 +486,7 @@ def test_a_cancelled_plain_function_is_waited_for() -> None:
         finished.set()
 
     async def body() -> None:
-        running = asyncio.ensure_future(call(plain))
+        running = asyncio.ensure_future(Calls("Env").call(plain))
         await asyncio.sleep(0.02)
         running.cancel()
         await asyncio.gather(running, return_exceptions=True)
@@ -494,7 +506,7 @@ def test_what_would_stop_the_event_loop_is_an_error_of_the_plain_function(
     async def body() -> None:
         async with asyncio.timeout(10):
             with pytest.raises(RuntimeError, match=f"{raised.__name__}: enough") as caught:
-                await call(plain)
+                await Calls("Env").call(plain)
         assert isinstance(caught.value.__cause__, raised)
 
     asyncio.run(body())

@@ -129,21 +129,24 @@ def qwen3(tmp_path_factory: pytest.TempPathFactory) -> Renderer:
 
 
 def play(
-    engine: Scripted, renderer: Renderer, limits: EpisodeLimits = LIMITS, heard: list[object] | None = None
+    engine: Scripted,
+    renderer: Renderer,
+    limits: EpisodeLimits = LIMITS,
+    heard: list[object] | None = None,
+    env_class: type[AgentEnv] = Talk,
 ) -> Trajectory:
-    """The episode with seed 7, to its end."""
+    """The episode with seed 7 of the class's first task, to its end."""
     heard = [] if heard is None else heard
     runner = EpisodeRunner(
         engine=cast(Engine, engine),
         renderer=renderer,
-        make_env=Talk,
+        make_env=env_class,
         sampling=SAMPLING,
         limits=limits,
         seeded=True,
     )
-    request = EpisodeRequest(
-        task=Talk.taskset.load("train")[0], group_id="g", episode_id="g-0", index=0, seed=7
-    )
+    task = env_class().tasks.load("train")[0]
+    request = EpisodeRequest(task=task, group_id="g", episode_id="g-0", index=0, seed=7)
     signals = Signals(first_request=lambda: heard.append("request"), first_token=heard.append)
     return asyncio.run(asyncio.wait_for(runner.run(request, signals), 30))
 

@@ -1,5 +1,8 @@
 """Agentic RL environments and an aligned rollout harness that implements REINFORCE Zero.
 
+    rz_agent.train(rz_agent.Recipe())       a run by the recipe's defaults, in a new folder under runs/
+    rz_agent.evaluate(rz_agent.Recipe())    its model on held-out tasks, without training
+
 The public names are loaded when they are first used, so `import rz_agent` costs nothing.
 """
 

@@ -27,7 +27,6 @@ from vllm.distributed.weight_transfer.base import (
 from ..errors import RunStopped
 from ..weight_store import tensor_checksum
 from . import vllm_settings, vllm_versions
-from .vllm_child import belong_to_parent
 from .vllm_linear import engine_linears
 
 
@@ -61,7 +60,6 @@ class RzWeightTransferEngine(WeightTransferEngine):  # type: ignore[misc]
                 f"world_size = {self.parallel_config.world_size}: the checksums of sharded weights are not "
                 "implemented; use one worker for each engine"
             )
-        belong_to_parent()
 
     def start_weight_update(self) -> None:
         if self.device.type == "cuda":

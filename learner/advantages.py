@@ -18,12 +18,14 @@ from ..trajectory import Group
 def advantages(groups: Sequence[Group]) -> dict[str, float]:
     """Advantage of every unmasked episode, by episode id (REINFORCE Zero: group-mean baseline, no scaling).
 
-    Means are taken in float64. Raises ValueError where an episode id occurs twice.
+    Means are taken in float64; an advantage that overflows it is not finite, which `Batch` refuses. Raises
+    ValueError where an episode id occurs twice.
     """
     found: dict[str, float] = {}
     for group in groups:
         rewards = np.array([episode.reward for episode in group.kept], dtype=np.float64)
-        centred = rewards - rewards.mean() if len(rewards) > 1 else np.zeros(len(rewards))
+        with np.errstate(over="ignore", invalid="ignore"):
+            centred = rewards - rewards.mean() if len(rewards) > 1 else np.zeros(len(rewards))
         for episode, advantage in zip(group.kept, centred.tolist(), strict=True):
             if episode.episode_id in found:
                 raise ValueError(f"episode id {episode.episode_id!r} occurs twice in one batch")

@@ -5,6 +5,9 @@
 
 log pi_k - log mu_v splits into a kernel term (this module) and weight lag (what the loss corrects).
 Rescoring at version v leaves only the kernel term, so one differing bit is a fault, whatever the lag.
+That holds between equal kernel contracts only: tokens recorded under another contract are refused, not
+compared. A learner with standard kernels promises no bits, so its tokens are compared to measure by how much
+they differ.
 
 A record is explained by the first hypothesis that reproduces every differing bit of a segment:
 weights of a neighbouring version (an update was skipped or tagged early), another temperature
@@ -18,6 +21,7 @@ Waits: the controller waits for `check`; it calls the scorer, which waits for no
 from __future__ import annotations
 
 import hashlib
+import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Protocol
@@ -25,9 +29,11 @@ from typing import Protocol
 import numpy as np
 from torch import Tensor
 
+from ..errors import ConfigError
 from ..trajectory import Bool, Float32, Group, Segment
 
 Score = Callable[[Sequence[Segment], Mapping[str, Tensor] | None], list[Float32]]
+NO_PROMISE = "standard:"  # contract of a learner whose engine, a stock one, has another by design
 TEMPERATURES = tuple(round(0.1 * step, 1) for step in range(1, 21))
 
 
@@ -58,8 +64,13 @@ class Difference:
         return (
             f"episode {self.episode_id} segment {self.segment} turn {self.turn} token {self.position} "
             f"version {self.version}: recorded {self.recorded:.9g}, recomputed {self.recomputed:.9g} "
-            f"(kernels {self.contract_recorded[:8]}/{self.contract_learner[:8]}); {self.cause}"
+            f"({self._kernels()}); {self.cause}"
         )
+
+    def _kernels(self) -> str:
+        if self.contract_recorded == self.contract_learner:
+            return f"kernels {self.contract_learner}"
+        return f"kernels recorded {self.contract_recorded}, learner {self.contract_learner}"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -76,7 +87,10 @@ class ColdScore:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AuditReport:
-    """tokens audited, how many differ, and by how much; the first differences by name."""
+    """tokens audited, how many differ, and by how much; the first differences by name.
+
+    max_abs_diff  infinite where a recomputed log-probability is not finite
+    """
 
     tokens: int
     differing: int
@@ -84,9 +98,9 @@ class AuditReport:
     differences: tuple[Difference, ...]
 
     def metrics(self) -> dict[str, float]:
-        """The audit's figures; the largest difference is absent where nothing was audited."""
+        """The audit's figures; the largest difference is absent where there is none, or no finite one."""
         figures = {"audit/tokens": float(self.tokens), "audit/differing": float(self.differing)}
-        if self.tokens:
+        if self.tokens and math.isfinite(self.max_abs_diff):
             figures["audit/max_abs_diff"] = self.max_abs_diff
         return figures
 
@@ -113,15 +127,11 @@ class Audit:
         self._share, self._keep = share, keep_differences
 
     def check(self, groups: Sequence[Group]) -> AuditReport:
-        """Rescore the chosen episodes' tokens of every version that is still kept."""
-        items = [
-            _Item(episode_id=t.episode_id, index=i, segment=s)
-            for group in groups
-            for t in group.kept
-            if chosen(t.episode_id, self._share)
-            for i, s in enumerate(t.segments)
-            if s.num_actions
-        ]
+        """Rescore the chosen episodes' tokens of every version that is still kept.
+
+        Raises ConfigError for a segment that other kernels than the learner's recorded.
+        """
+        items = self._items(groups)
         kept = set(self._weights.versions())
         versions = sorted({int(v) for item in items for v in item.segment.policy_version} & kept)
         tokens = differing = 0
@@ -135,10 +145,33 @@ class Audit:
                 tokens += int(audited.sum())
                 if wrong.any():
                     differing += int(wrong.sum())
-                    gap = np.abs(item.segment.behaviour_logprobs - recomputed)[wrong]
-                    largest = max(largest, float(gap.max()))
+                    largest = max(largest, largest_gap(item.segment.behaviour_logprobs, recomputed, wrong))
                     named += self._name(item, version, wrong, recomputed, self._keep - len(named))
         return AuditReport(tokens=tokens, differing=differing, max_abs_diff=largest, differences=tuple(named))
+
+    def _items(self, groups: Sequence[Group]) -> list[_Item]:
+        """The chosen episodes' segments with actions, each recorded by kernels that can be compared with."""
+        items = [
+            _Item(episode_id=t.episode_id, index=i, segment=s)
+            for group in groups
+            for t in group.kept
+            if chosen(t.episode_id, self._share)
+            for i, s in enumerate(t.segments)
+            if s.num_actions
+        ]
+        if self._contract.startswith(NO_PROMISE):
+            return items
+        for item in items:
+            if item.segment.contract != self._contract:
+                raise ConfigError(
+                    source=f"episode {item.episode_id}, segment {item.index}",
+                    key="contract",
+                    value=item.segment.contract,
+                    why=f"but the learner computes with {self._contract!r}: their bits cannot be compared.",
+                    remedy="Audit the run and go on with it on the kind of machine and with the versions of "
+                    "torch and vLLM that made it; `rz-agent doctor` says what is installed here.",
+                )
+        return items
 
     def diagnose(self, segment: Segment, version: int, cold: ColdScore | None = None) -> str:
         """Name the single fault that reproduces the differing tokens of `segment` at `version`."""
@@ -197,6 +230,17 @@ def different_bits(a: Float32, b: Float32) -> Bool:
     left, right = np.ascontiguousarray(a, np.float32), np.ascontiguousarray(b, np.float32)
     differs: Bool = left.view(np.uint32) != right.view(np.uint32)
     return differs
+
+
+def largest_gap(recorded: Float32, recomputed: Float32, wrong: Bool) -> float:
+    """The largest distance between two columns where they differ; infinite beside a NaN or an infinity.
+
+    >>> wrong = np.array([True, True])
+    >>> largest_gap(np.float32([-1, -2]), np.float32([-1.5, np.nan]), wrong)
+    inf
+    """
+    gaps = np.abs(recorded.astype(np.float64) - recomputed)[wrong]
+    return float(np.where(np.isnan(gaps), np.inf, gaps).max())
 
 
 def shifted_by(shift: int, recorded: Float32, honest: Float32, wrong: Bool) -> bool:

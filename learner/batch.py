@@ -18,7 +18,8 @@ from typing import Any, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
-from ..trajectory import Float32, Group, Int32, Segment, unmasked
+from ..errors import NonFinite
+from ..trajectory import Float32, Group, Int32, Segment, Trajectory, unmasked
 from .advantages import advantages
 
 Number = TypeVar("Number", bound=np.generic)
@@ -60,34 +61,50 @@ class Batch:
     behaviour_logprobs  float32[N]
     policy_version      int32[N]
     coefficients        float32[N]  A_i / (B T_i)
+    extreme             the response whose advantage is furthest from 0, and that advantage; None without any
     """
 
     pieces: tuple[Piece, ...]
     responses: int
+    extreme: tuple[str, float] | None
     behaviour_logprobs: Float32
     policy_version: Int32
     coefficients: Float32
 
     @classmethod
     def of(cls, groups: Sequence[Group]) -> Batch:
-        """The batch of whole groups; masked episodes and episodes without an action token are left out."""
+        """The batch of whole groups; masked episodes and episodes without an action token are left out.
+
+        Raises NonFinite for an episode whose advantage a float32 cannot hold.
+        """
         episodes, advantage = unmasked(groups), advantages(groups)
         named = []
         for episode in episodes:
+            _require_representable(episode, advantage[episode.episode_id])
             share = advantage[episode.episode_id] / (len(episodes) * episode.num_actions)
             named += [
                 (segment, share, f"episode {episode.episode_id}, segment {index}")
                 for index, segment in enumerate(episode.segments)
             ]
-        return cls._from(named, responses=len(episodes))
+        ranked = sorted(episodes, key=lambda episode: abs(advantage[episode.episode_id]))
+        extreme = (ranked[-1].episode_id, advantage[ranked[-1].episode_id]) if ranked else None
+        return cls._from(named, responses=len(episodes), extreme=extreme)
 
     @classmethod
     def of_segments(cls, segments: Sequence[Segment]) -> Batch:
         """The same columns for segments that are only scored."""
-        return cls._from([(s, 0.0, f"segment {i}") for i, s in enumerate(segments)], responses=0)
+        return cls._from(
+            [(s, 0.0, f"segment {i}") for i, s in enumerate(segments)], responses=0, extreme=None
+        )
 
     @classmethod
-    def _from(cls, named: Sequence[tuple[Segment, float, str]], *, responses: int) -> Batch:
+    def _from(
+        cls,
+        named: Sequence[tuple[Segment, float, str]],
+        *,
+        responses: int,
+        extreme: tuple[str, float] | None,
+    ) -> Batch:
         pieces: list[Piece] = []
         for segment, share, name in named:
             first = pieces[-1].first + pieces[-1].segment.num_actions if pieces else 0
@@ -96,6 +113,7 @@ class Batch:
         return cls(
             pieces=tuple(pieces),
             responses=responses,
+            extreme=extreme,
             behaviour_logprobs=_column([p.segment.behaviour_logprobs[p.actions] for p in pieces], np.float32),
             policy_version=_column([p.segment.policy_version[p.actions] for p in pieces], np.int32),
             coefficients=_column([np.full(len(p.actions), p.coefficient) for p in pieces], np.float32),
@@ -117,6 +135,15 @@ class Batch:
         piece = next(p for p in reversed(self.pieces) if p.first <= index)
         token = int(piece.actions[index - piece.first])
         return f"{piece.name}, turn {piece.segment.turn_of(token)}, token {token}"
+
+
+def _require_representable(episode: Trajectory, advantage: float) -> None:
+    if not abs(advantage) <= np.finfo(np.float32).max:
+        raise NonFinite(
+            f"episode {episode.episode_id}: its reward of {episode.reward:g} gives an advantage of "
+            f"{advantage:g}, which the loss, in float32, cannot hold. Nothing was updated. Bound the "
+            "environment's rewards."
+        )
 
 
 def _column(parts: Sequence[NDArray[Any]], dtype: type[Number]) -> NDArray[Number]:

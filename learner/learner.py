@@ -6,15 +6,17 @@
     save / load / export       checkpoint for an exact resume; model folder for everyone else
 
 Invariants: `version` is the number of finished updates; a failed update (a ratio that is not finite, a token
-from the future) changes neither weights nor optimizer state nor version; scoring changes nothing; the same
-batch on the same state gives the same weights, bit for bit. With several ranks every rank makes the same
-calls with the same arguments and gets the same results. One thread at a time calls a learner; it waits for
-nobody.
+from the future) changes neither weights nor optimizer state nor version. One failure is seen too late for
+that: a step that gives weights which are not finite has written them; `version` stays, and nobody can go on
+with such a learner. Scoring changes nothing; the same batch on the same state gives the same weights, bit for
+bit. With several ranks every rank makes the same calls with the same arguments and gets the same results. One
+thread at a time calls a learner; it waits for nobody.
 """
 
 from __future__ import annotations
 
 import dataclasses
+import math
 import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -23,7 +25,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ..errors import ConfigError
+from ..errors import ConfigError, NonFinite
 from ..kernels import operations as kernel_operations
 from ..kernels.operations import Operations
 from ..trajectory import Float32, Group, Segment
@@ -81,7 +83,7 @@ class Learner:
         """One update on whole groups; returns the figures that the learner can know.
 
         A batch without any action token has no gradient: the weights stay, the version still advances.
-        Raises NonFinite and FutureToken, having changed nothing.
+        Raises NonFinite and FutureToken: nothing is a finished update then, see the invariants.
         """
         started = time.perf_counter()
         batch = Batch.of(groups)
@@ -92,7 +94,7 @@ class Learner:
             logprobs = self._forward_backward(batch)
             figures |= self._judge(batch, logprobs)
             with megatron_device():
-                figures["grad_norm"] = self.optimizer.step()
+                figures["grad_norm"] = self.optimizer.step(self._cause_of_overflow(batch, logprobs))
         self.version += 1
         figures["update"] = figures["policy_version"] = float(self.version)
         figures["time/train_s"] = time.perf_counter() - started
@@ -102,10 +104,22 @@ class Learner:
         """Loss and ratio figures of the batch; raises NonFinite before anything is updated."""
         behaviour, coefficients = torch.tensor(batch.behaviour_logprobs), torch.tensor(batch.coefficients)
         loss.require_finite(logprobs, behaviour, batch.locate)
-        value = loss.policy_loss(
-            logprobs, behaviour, coefficients, importance_sampling=self.config.importance_sampling
+        value = float(
+            loss.policy_loss(
+                logprobs, behaviour, coefficients, importance_sampling=self.config.importance_sampling
+            )
         )
-        return {"loss": float(value), **ratio_figures(logprobs - behaviour)}
+        if not math.isfinite(value):
+            raise NonFinite(
+                f"the loss is {value} although every ratio is finite; nothing was updated: "
+                f"{self._cause_of_overflow(batch, logprobs)}"
+            )
+        return {"loss": value, **ratio_figures(logprobs - behaviour)}
+
+    def _cause_of_overflow(self, batch: Batch, logprobs: Tensor) -> str:
+        assert batch.extreme is not None, "a batch with responses has a largest advantage"
+        behaviour = torch.tensor(batch.behaviour_logprobs) if self.config.importance_sampling else logprobs
+        return loss.cause_of_overflow(logprobs - behaviour, batch.extreme)
 
     def score(
         self, segments: Sequence[Segment], weights: Mapping[str, Tensor] | None = None

@@ -1,12 +1,18 @@
-"""What a user may choose about training; everything else follows from the model and the batch."""
+"""What a user may choose about training; everything else follows from the model and the batch.
+
+The table is frozen, refuses unknown keys, takes finite numbers only and does not convert: "3e-4" is not 3e-4.
+"""
 
 from __future__ import annotations
 
-from typing import Literal, Self
+from typing import Annotated, Literal, Self
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from ..errors import ConfigError
+
+MOST = 10**9  # of anything counted; more is a slip of the keyboard
+Decay = Annotated[float, Field(ge=0, lt=1)]
 
 
 class LearnerConfig(BaseModel):
@@ -30,25 +36,30 @@ class LearnerConfig(BaseModel):
     threads                 of torch in this process; None leaves them alone
     """
 
-    model_config = ConfigDict(extra="forbid", frozen=True)
+    model_config = ConfigDict(extra="forbid", frozen=True, strict=True, allow_inf_nan=False)
 
     dtype: Literal["float32", "bfloat16"] = "float32"
-    tensor_parallel: int = Field(default=1, ge=1)
-    pipeline_parallel: int = Field(default=1, ge=1)
-    micro_batch_tokens: int = Field(default=4096, ge=1)
-    lr: float = Field(default=1e-6, gt=0)
+    tensor_parallel: int = Field(default=1, ge=1, le=MOST)
+    pipeline_parallel: int = Field(default=1, ge=1, le=MOST)
+    micro_batch_tokens: int = Field(default=4096, ge=1, le=MOST)
+    lr: float = Field(default=1e-6, gt=0, le=10)
     min_lr: float = Field(default=0.0, ge=0)
     schedule: Literal["constant", "cosine", "linear"] = "constant"
-    warmup_updates: int = Field(default=0, ge=0)
-    decay_updates: int | None = Field(default=None, ge=1)
-    betas: tuple[float, float] = (0.9, 0.95)
-    eps: float = Field(default=1e-8, gt=0)
-    weight_decay: float = Field(default=0.0, ge=0)
-    clip_grad: float | None = Field(default=None, gt=0)
+    warmup_updates: int = Field(default=0, ge=0, le=MOST)
+    decay_updates: int | None = Field(default=None, ge=1, le=MOST)
+    # A TOML array is a list, so the pair alone may be converted.
+    betas: tuple[Decay, Decay] = Field(
+        default=(0.9, 0.95), strict=False, description="AdamW's two decay rates, each at least 0 and below 1"
+    )
+    eps: float = Field(default=1e-8, gt=0, le=1)
+    weight_decay: float = Field(default=0.0, ge=0, le=10)
+    clip_grad: float | None = Field(
+        default=None, gt=0, le=MOST, description="largest gradient norm; left out: no clipping"
+    )
     importance_sampling: bool = True
-    seed: int = 0
+    seed: int = Field(default=0, ge=0, lt=2**31)
     kernels: Literal["aligned", "standard", "reference"] = "aligned"
-    threads: int | None = Field(default=None, ge=1)
+    threads: int | None = Field(default=None, ge=1, le=1024)
 
     @model_validator(mode="after")
     def _schedule_is_possible(self) -> Self:

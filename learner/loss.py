@@ -8,6 +8,7 @@ of the batch.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 
 import torch
@@ -50,3 +51,27 @@ def require_finite(logprobs: Tensor, behaviour_logprobs: Tensor, locate: Callabl
             f"{len(bad)} of {len(weights)} action tokens are not finite. Nothing was updated. "
             "Lower the learning rate or max_lag, or audit the engine."
         )
+
+
+def cause_of_overflow(log_ratios: Tensor, extreme: tuple[str, float]) -> str:
+    """What to blame where a sum of advantage times ratio is not finite although each of them is.
+
+    log_ratios  float32[N]  log pi - log mu, all finite
+    extreme     the episode whose advantage is furthest from 0, and that advantage
+
+    >>> cause_of_overflow(torch.tensor([0.0, 2.0]), ("e7", 1e30))
+    "the largest advantage is 1e+30, of episode e7, the largest ratio 7.39. Bound the environment's rewards."
+    """
+    episode, advantage = extreme
+    log_ratio = float(log_ratios.max())
+    found = (
+        f"the largest advantage is {advantage:g}, of episode {episode}, the largest ratio {_power(log_ratio)}"
+    )
+    if advantage and math.log(abs(advantage)) > log_ratio:
+        return f"{found}. Bound the environment's rewards."
+    return f"{found}. Lower the learning rate or max_lag."
+
+
+def _power(exponent: float) -> str:
+    """e to an exponent that a float32 has, for a person."""
+    return f"{math.exp(min(exponent, 700.0)):.3g}"

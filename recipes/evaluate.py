@@ -20,6 +20,7 @@ from ..rollout.episode import EpisodeRunner
 from ..rollout.episode_request import EpisodeRequest, Signals, seed_of
 from ..trajectory import Sampling, Trajectory
 from .environment_figures import environment_figures
+from .model_source import model_folder
 from .recipe import Recipe
 from .rollout_side import episode_runner, open_environment, start_engine
 
@@ -27,21 +28,36 @@ FULL_REWARD = 1.0
 UNHEARD = Signals(first_request=lambda: None, first_token=lambda version: None)
 
 
-def with_split(recipe: Recipe, asked: str | None) -> Recipe:
+def with_split(recipe: Recipe, asked: str | None, key: str = "--split") -> Recipe:
     """The recipe with the split to evaluate: the one asked for, else `eval.split`, else the only one.
 
-    Raises ConfigError where that leaves none. Loads the tasks only, so it can be asked before all else.
+    Raises ConfigError naming `key` where that leaves none. Loads the tasks only, so it can be asked before
+    all else.
     """
     taskset = envs.load(recipe.env.id, **recipe.env.options).taskset
     only = len(taskset.splits) == 1
     split = asked or (taskset.splits[0] if only else recipe.eval.split)
-    check_split(taskset, split, key="--split")
+    check_split(taskset, split, key=key)
     return recipe.model_copy(update={"eval": recipe.eval.model_copy(update={"split": split})})
 
 
-def evaluate(recipe: Recipe, model_dir: Path, episodes: int) -> dict[str, float]:
-    """Figures of `episodes` episodes of `eval.split`, one episode a task, the tasks in their order."""
-    return asyncio.run(_evaluate(recipe, model_dir, episodes))
+def evaluate(recipe: Recipe, model_dir: Path | None = None, episodes: int | None = None) -> dict[str, float]:
+    """Figures of a model on the tasks of `eval.split`, in their order, one episode each.
+
+    model_dir  a Hugging Face folder; None takes the recipe's own model
+    episodes   how many; None takes `eval.episodes`
+    Raises ConfigError for a model or a split that does not exist.
+
+    The engine's process imports the script that starts it, so a script asks whether it is the main one:
+
+        if __name__ == "__main__":
+            figures = rz_agent.evaluate(rz_agent.Recipe())
+            print(figures["pass@1"], figures["reward/mean"])
+    """
+    recipe = with_split(recipe, None, key="eval.split")
+    if model_dir is None:
+        model_dir = model_folder(recipe.model)
+    return asyncio.run(_evaluate(recipe, model_dir, recipe.eval.episodes if episodes is None else episodes))
 
 
 async def _evaluate(recipe: Recipe, model_dir: Path, episodes: int) -> dict[str, float]:

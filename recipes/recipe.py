@@ -19,7 +19,7 @@ import tomli_w
 from pydantic import Field, ValidationError, model_validator
 
 from ..errors import ConfigError
-from ..learner.learner_config import LearnerConfig
+from ..learner.learner_config import MOST, LearnerConfig
 from ..sandboxes.config import SandboxConfig
 from .recipe_faults import first_fault
 from .sections import (
@@ -58,8 +58,8 @@ class Recipe(Section):
         "aligned",
         description='"aligned" (learner and engine equal in every bit) or "standard" (the baseline)',
     )
-    updates: int = Field(150, ge=1, description="updates of the learner")
-    groups_per_batch: int = Field(16, ge=1, description="groups that one update trains on")
+    updates: int = Field(150, ge=1, le=MOST, description="updates of the learner")
+    groups_per_batch: int = Field(16, ge=1, le=MOST, description="groups that one update trains on")
     model: ModelSection = ModelSection()
     env: EnvSection = EnvSection()
     rollout: RolloutSection = RolloutSection()

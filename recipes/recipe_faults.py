@@ -16,6 +16,7 @@ _KINDS = {
     "int_type": "a whole number",
     "int_from_float": "a whole number",
     "float_type": "a number",
+    "finite_number": "a finite number",
     "bool_type": "true or false",
     "string_type": 'a "string"',
     "dict_type": "a [table]",
@@ -57,9 +58,10 @@ def _reason(fault: ErrorDetails) -> str:
 
 
 def _remedy(path: Sequence[str], model: type[BaseModel]) -> str:
-    owner = _model_at(path[:-1], model)
-    field = owner.model_fields.get(path[-1]) if owner and path else None
-    said = [f"{'.'.join(path)}: {field.description}."] if field and field.description else []
+    named = [part for part in path if not part.isdecimal()]  # an array is described as a whole
+    owner = _model_at(named[:-1], model)
+    field = owner.model_fields.get(named[-1]) if owner and named else None
+    said = [f"{'.'.join(named)}: {field.description}."] if field and field.description else []
     if field and (allowed := _bounds(field)):
         said.append(f"Allowed: {allowed}.")
     return " ".join(said) or "Write another value, or leave the key out to use the default."
@@ -68,12 +70,16 @@ def _remedy(path: Sequence[str], model: type[BaseModel]) -> str:
 def _bounds(field: FieldInfo) -> str:
     """The field's limits in words, such as "above 0 and at most 1"; empty where it has none."""
     limits = (
-        f"{words} {getattr(constraint, name)}"
+        f"{words} {_plain(getattr(constraint, name))}"
         for constraint in field.metadata
         for name, words in _LIMITS.items()
         if hasattr(constraint, name)
     )
     return " and ".join(limits)
+
+
+def _plain(limit: float) -> str:
+    return str(limit) if isinstance(limit, int) else f"{limit:g}"
 
 
 def _near_miss(path: Sequence[str], model: type[BaseModel]) -> str:

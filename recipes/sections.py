@@ -1,6 +1,7 @@
 """The tables of a recipe, one model each; `recipe.py` puts them together and judges combinations.
 
-Every model is frozen, refuses unknown keys and does not convert: "8" is not 8 and 1 is not true.
+Every model is frozen, refuses unknown keys, takes finite numbers only and does not convert: "8" is not 8, and
+1 is not true.
 A field's description is what a person reads when the value is refused, so it says what to write.
 """
 
@@ -10,13 +11,17 @@ from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
+from ..learner.learner_config import MOST
+
 MAX_LAG = 64
+# Colder, one token has all of the probability; hotter, the model has no say in it.
+COLDEST, HOTTEST = 0.01, 100.0
 
 
 class Section(BaseModel):
     """Base of all tables."""
 
-    model_config = ConfigDict(extra="forbid", frozen=True, strict=True)
+    model_config = ConfigDict(extra="forbid", frozen=True, strict=True, allow_inf_nan=False)
 
 
 class ModelSection(Section):
@@ -50,29 +55,35 @@ class EngineSection(Section):
     mode: Literal["async", "inprocess"] = Field(
         "async", description='"async" (a process of its own) or "inprocess" (tests, determinism)'
     )
-    replicas: int = Field(1, ge=1, description='engines side by side; more than one needs runtime = "ray"')
-    max_num_seqs: int = Field(64, ge=1, description="requests computed together")
-    max_num_batched_tokens: int = Field(2048, ge=16, description="tokens of one engine step")
-    block_size: int = Field(
-        32, ge=32, multiple_of=32, description="tokens of one block of the cache, 32, 64, ..."
+    replicas: int = Field(
+        1, ge=1, le=MOST, description='engines side by side; more than one needs runtime = "ray"'
     )
-    kv_cache_gb: float = Field(1.0, gt=0, description="memory of the key/value cache, in GiB")
-    threads: int = Field(1, ge=1, description="threads of the engine on a CPU")
+    max_num_seqs: int = Field(64, ge=1, le=MOST, description="requests computed together")
+    max_num_batched_tokens: int = Field(2048, ge=16, le=MOST, description="tokens of one engine step")
+    block_size: int = Field(
+        32, ge=32, le=MOST, multiple_of=32, description="tokens of one block of the cache, 32, 64, ..."
+    )
+    kv_cache_gb: float = Field(1.0, gt=0, le=100_000, description="memory of the key/value cache, in GiB")
+    threads: int = Field(1, ge=1, le=1024, description="threads of the engine on a CPU")
 
 
 class RolloutSection(Section):
     """How episodes are run and what their actions are drawn from."""
 
-    episodes_in_flight: int = Field(128, ge=1, description="episodes that run at once")
+    episodes_in_flight: int = Field(128, ge=1, le=MOST, description="episodes that run at once")
     group_size: int = Field(
-        8, ge=2, description="episodes of one task, at least 2: their mean is the baseline"
+        8, ge=2, le=MOST, description="episodes of one task, at least 2: their mean is the baseline"
     )
-    temperature: float = Field(1.0, gt=0, description="above 0; 1 is the model's own distribution")
+    temperature: float = Field(
+        1.0, ge=COLDEST, le=HOTTEST, description="of the sampling; 1 is the model's own distribution"
+    )
     top_p: float = Field(1.0, gt=0, le=1, description="1 for training")
-    top_k: int = Field(0, ge=0, description="0 (off) for training")
-    max_tokens: int = Field(128, ge=1, description="tokens of one turn")
-    max_turns: int = Field(8, ge=1, description="turns of one episode")
-    context_len: int = Field(1024, ge=16, description="tokens of one segment: prompt, actions, observations")
+    top_k: int = Field(0, ge=0, le=MOST, description="0 (off) for training")
+    max_tokens: int = Field(128, ge=1, le=MOST, description="tokens of one turn")
+    max_turns: int = Field(8, ge=1, le=MOST, description="turns of one episode")
+    context_len: int = Field(
+        1024, ge=16, le=MOST, description="tokens of one segment: prompt, actions, observations"
+    )
     step_deadline_s: float = Field(60.0, gt=0, description="seconds for one step of the environment")
     episode_deadline_s: float = Field(300.0, gt=0, description="seconds for one episode, sampling included")
     seeded: bool = Field(
@@ -101,25 +112,29 @@ class AuditSection(Section):
 
     share: float = Field(1.0, ge=0, le=1, description="share of the action tokens, 0 to 1")
     on_mismatch: Literal["stop", "warn"] = Field("stop", description='"stop" the run or "warn" and go on')
-    every: int = Field(1, ge=1, description="keep every n-th version's weights; only its tokens are audited")
+    every: int = Field(
+        1, ge=1, le=MOST, description="keep every n-th version's weights; only its tokens are audited"
+    )
 
 
 class CheckpointSection(Section):
     """When the learner's whole state is saved."""
 
-    every: int = Field(20, ge=1, description="updates between checkpoints; resume replays at most that many")
-    keep: int = Field(2, ge=1, description="checkpoints kept, the newest")
+    every: int = Field(
+        20, ge=1, le=MOST, description="updates between checkpoints; resume replays at most that many"
+    )
+    keep: int = Field(2, ge=1, le=MOST, description="checkpoints kept, the newest")
 
 
 class EvalSection(Section):
     """A held-out split, measured during training."""
 
-    every: int = Field(0, ge=0, description="updates between evaluations; 0 turns them off")
+    every: int = Field(0, ge=0, le=MOST, description="updates between evaluations; 0 turns them off")
     split: str = Field("test", min_length=1, description="which tasks")
-    episodes: int = Field(64, ge=1, description="episodes of one evaluation")
-    temperature: float = Field(1.0, gt=0, description="above 0")
+    episodes: int = Field(64, ge=1, le=MOST, description="episodes of one evaluation")
+    temperature: float = Field(1.0, ge=COLDEST, le=HOTTEST, description="of the sampling")
     top_p: float = Field(1.0, gt=0, le=1, description="above 0, at most 1")
-    top_k: int = Field(0, ge=0, description="0 turns it off")
+    top_k: int = Field(0, ge=0, le=MOST, description="0 turns it off")
 
 
 class WandbSection(Section):
@@ -148,5 +163,6 @@ class RaySection(Section):
     learner_replicas: int = Field(
         1,
         ge=1,
+        le=MOST,
         description="data-parallel copies of the learner, each of tensor_parallel * pipeline_parallel ranks",
     )

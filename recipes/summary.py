@@ -97,6 +97,6 @@ def _audit(lines: Sequence[Mapping[str, Any]]) -> dict[str, float]:
         "tokens": sum(line["audit/tokens"] for line in audited),
         "differing": sum(line["audit/differing"] for line in audited),
     }
-    if audited:
+    if audited and all("audit/max_abs_diff" in line for line in audited):  # an infinite one is no figure
         totals["max_abs_diff"] = max(line["audit/max_abs_diff"] for line in audited)
     return totals

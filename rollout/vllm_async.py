@@ -83,12 +83,12 @@ class VllmAsync:
             stop_token_ids=stop_token_ids,
             seed=seed,
         )
-        prompt = vllm_request.prompt(prompt_ids, images, str(self._version))
+        prompt = vllm_request.prompt(prompt_ids, images, vllm_request.salt(self._version))
         return vllm_request.completion(await self._alive(self._last_output(prompt, params)))
 
     async def score(self, ids: Sequence[int], *, temperature: float = 1.0, cold: bool = True) -> Float32:
         params = vllm_request.scoring_params(self.config, prompt_tokens=len(ids), temperature=temperature)
-        salt = f"score-{next(self._request_ids)}" if cold else str(self._version)
+        salt = vllm_request.salt(self._version, next(self._request_ids) if cold else None)
         prompt = vllm_request.prompt(ids, (), salt)
         return vllm_request.scores(await self._alive(self._last_output(prompt, params)))
 

@@ -87,12 +87,11 @@ class VllmInProcess:
             stop_token_ids=stop_token_ids,
             seed=seed,
         )
-        return vllm_request.completion(await self._request(prompt_ids, params, images=images, salt=None))
+        return vllm_request.completion(await self._request(prompt_ids, params, images=images))
 
     async def score(self, ids: Sequence[int], *, temperature: float = 1.0, cold: bool = True) -> Float32:
         params = vllm_request.scoring_params(self.config, prompt_tokens=len(ids), temperature=temperature)
-        salt = f"score-{next(self._request_ids)}" if cold else None
-        return vllm_request.scores(await self._request(ids, params, images=(), salt=salt))
+        return vllm_request.scores(await self._request(ids, params, cold=cold))
 
     async def update(self, manifest: WeightManifest) -> None:
         await self._do(lambda: self._update(manifest))
@@ -125,13 +124,15 @@ class VllmInProcess:
             self._commands.put(command)
 
     async def _request(
-        self, ids: Sequence[int], params: Any, *, images: Sequence[bytes], salt: str | None
+        self, ids: Sequence[int], params: Any, *, images: Sequence[bytes] = (), cold: bool = False
     ) -> Any:
-        name = str(next(self._request_ids))
+        number = next(self._request_ids)
+        name = str(number)
         then: Future[Any] = Future()
 
         def admit() -> None:
-            prompt = vllm_request.prompt(ids, images, salt or str(self._version))
+            salt = vllm_request.salt(self._version, number if cold else None)
+            prompt = vllm_request.prompt(ids, images, salt)
             if then.cancelled():
                 return
             vllm_request.check_ids(ids, self._engine.model_config.get_vocab_size())

@@ -28,7 +28,7 @@ _GIB = 1 << 30
 def engine_args(config: EngineConfig) -> dict[str, Any]:
     """Arguments of vLLM's EngineArgs or AsyncEngineArgs. Raises ConfigError for a context the model lacks."""
     _check_context(config)
-    from vllm.v1.executor.uniproc_executor import UniProcExecutor
+    from ..kernels.vllm_child import RzExecutor
 
     return {
         "model": str(config.model),
@@ -48,8 +48,9 @@ def engine_args(config: EngineConfig) -> dict[str, Any]:
         "weight_transfer_config": {"backend": "rz"},
         "worker_extension_cls": "rz_agent.kernels.vllm_weights.RzWorker",
         "additional_config": vllm_settings.additional_config(config.kernels, config.initial_version),
-        # The class and not the name "uni", which vLLM turns into one more process on a CPU.
-        "distributed_executor_backend": UniProcExecutor,
+        # A class and not the name "uni", which vLLM turns into one more process on a CPU. Ours, because an
+        # engine in a process of its own learns from it whose that is.
+        "distributed_executor_backend": RzExecutor,
         **vllm_device.engine_args(config),
     }
 
@@ -67,8 +68,19 @@ def _check_context(config: EngineConfig) -> None:
         )
 
 
+def salt(version: int, cold: int | None = None) -> str:
+    """What keeps apart in the prefix cache what may not be shared: the versions, and a cold request from all.
+
+    cold  number of a request that neither reads a prefix nor leaves one
+
+    >>> salt(3), salt(3, cold=17)
+    ('3', 'score-17')
+    """
+    return str(version) if cold is None else f"score-{cold}"
+
+
 def prompt(ids: Sequence[int], images: Sequence[bytes], salt: str) -> dict[str, Any]:
-    """vLLM's prompt: ids, images, and the salt that keeps versions apart in the prefix cache."""
+    """vLLM's prompt: ids, images, and the salt of their prefixes in the cache."""
     request: dict[str, Any] = {"prompt_token_ids": [int(i) for i in ids], "cache_salt": salt}
     if images:
         from PIL import Image

@@ -16,7 +16,7 @@ from .provider import Limits, SandboxSpec, Total
 
 
 class _Table(BaseModel):
-    model_config = ConfigDict(extra="forbid", frozen=True)
+    model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
 
 
 class LimitsTable(_Table):

@@ -17,6 +17,7 @@ from megatron.core import parallel_state
 from rz_agent.errors import NonFinite
 from rz_agent.learner.learner import Learner
 from rz_agent.learner.learner_config import LearnerConfig
+from rz_agent.learner.megatron import checkpoint
 from tiny_learner import group, ragged_groups, segment
 
 SPLITS: dict[str, dict[str, int]] = {
@@ -61,7 +62,19 @@ def stopped_by_a_bad_token(learner: Learner) -> str:
     return "no error"
 
 
-def main(model: Path, checkpoint: Path, out: Path) -> None:
+def stopped_by_a_broken_weight(learner: Learner) -> str:
+    """The message of the error on this rank when a step gives rank 1 a weight that is not finite."""
+    if dist.get_rank() == 1:
+        _, state = next(checkpoint._states(learner.optimizer.optimizer))
+        state["exp_avg"].view(-1)[0] = float("inf")
+    try:
+        learner.train(ragged_groups())
+    except NonFinite as error:
+        return f"version {learner.version}: {error}"
+    return "no error"
+
+
+def main(model: Path, saved: Path, out: Path) -> None:
     found: dict[str, Any] = {}
     for name, split in SPLITS.items():
         learner = Learner(model, settings(**split))
@@ -71,8 +84,9 @@ def main(model: Path, checkpoint: Path, out: Path) -> None:
         found[name]["bad"] = stopped_by_a_bad_token(learner)
         found[name]["lonely"] = learner.train(lonely_batch())
         resumed = Learner(model, settings(**split))
-        resumed.load(checkpoint)
+        resumed.load(saved)
         found[name]["resumed"] = trained(resumed, range(3, 5))
+        found[name]["broken"] = stopped_by_a_broken_weight(resumed)
         parallel_state.destroy_model_parallel()
     torch.save(found, out / f"rank-{dist.get_rank()}.pt")
     dist.barrier()

@@ -6,7 +6,8 @@ A real vLLM engine samples, a real Megatron learner rescores; each test plants o
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Iterator
+import math
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -14,16 +15,21 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from rz_agent.errors import ConfigError
 from rz_agent.kernels import operations, vllm_versions
 from rz_agent.learner.audit import Audit, AuditReport, ColdScore, chosen, different_bits
 from rz_agent.learner.learner import Learner
 from rz_agent.learner.learner_config import LearnerConfig
+from rz_agent.recipes.metrics_writer import MetricsWriter
+from rz_agent.recipes.sections import TrackingSection
+from rz_agent.recipes.summary import summarize
 from rz_agent.rollout import vllm_request
 from rz_agent.rollout.engine import Completion
 from rz_agent.rollout.engine_config import EngineConfig
 from rz_agent.rollout.segment_builder import SegmentBuilder
+from rz_agent.rollout.vllm_device import contract_of
 from rz_agent.rollout.vllm_inprocess import VllmInProcess
-from rz_agent.trajectory import Group, Sampling, Trajectory
+from rz_agent.trajectory import Float32, Group, Sampling, Segment, Trajectory
 from rz_agent.weight_store import WeightManifest, WeightStore
 from tiny_learner import VOCABULARY, build_model
 
@@ -169,6 +175,88 @@ def test_one_flipped_bit_is_found_and_named_by_episode_turn_token_and_version(be
     assert (found.episode_id, found.segment, found.turn, found.position) == ("g-0", 0, 0, 104)
     assert found.version == bench.version
     assert 0 < abs(found.recorded - found.recomputed) < 1e-6
+    assert f"(kernels {bench.engine.contract})" in str(found)
+
+
+def test_each_token_of_a_batch_is_recomputed_with_the_weights_of_its_own_version(bench: Bench) -> None:
+    """Two versions within a segment, as a turn after an update leaves them, and a third beside it."""
+
+    def publish_between_turns(completion: Completion) -> Completion:
+        bench.publish()
+        return completion
+
+    oldest = bench.version
+    groups = [bench.sample(publish_between_turns), bench.sample()]
+    held = [segment for group in groups for t in group for segment in t.segments]
+    assert [sorted({*s.policy_version.tolist()} - {-1}) for s in held[:3]] == [
+        [oldest, oldest + 1],
+        [oldest + 2, oldest + 3],
+        [oldest + 4],
+    ]
+    report = bench.audit().check(groups)
+    assert (report.tokens, report.differing) == (96, 0)
+
+
+def test_a_wrong_bit_in_a_token_of_the_older_version_is_named_with_that_version(bench: Bench) -> None:
+    def flip_and_publish(completion: Completion) -> Completion:
+        logprobs = completion.logprobs.copy()
+        if completion.versions[0] == oldest:
+            logprobs.view(np.uint32)[4] ^= 1
+        bench.publish()
+        return replace(completion, logprobs=logprobs)
+
+    oldest = bench.version
+    report = bench.audit().check([bench.sample(flip_and_publish)])
+    assert [(d.turn, d.position, d.version) for d in report.differences] == [(0, 104, oldest)]
+
+
+def test_a_recomputed_nan_is_an_infinite_difference_and_no_figure(bench: Bench) -> None:
+    """A learner whose weights broke: nothing may read as "no difference"."""
+    broken = {name: value.clone() for name, value in bench.store.load(bench.version).items()}
+    broken["model.norm.weight"][0] = float("nan")
+
+    def score(segments: Sequence[Segment], weights: object) -> list[Float32]:
+        return bench.learner.score(segments, broken)
+
+    audit = Audit(score=score, weights=bench.store, contract=bench.engine.contract, share=1.0)
+    report = audit.check([bench.sample()])
+    assert report.tokens == report.differing == 48
+    assert report.max_abs_diff == math.inf
+    assert "recomputed nan" in str(report.differences[0])
+    assert report.metrics() == {"audit/tokens": 48.0, "audit/differing": 48.0}
+
+
+def test_a_run_with_an_infinite_difference_is_summed_up_without_a_largest_one(tmp_path: Path) -> None:
+    infinite = AuditReport(tokens=5, differing=5, max_abs_diff=math.inf, differences=())
+    with MetricsWriter(tmp_path, TrackingSection(tensorboard=False)) as writer:
+        writer.write({"update": 1, "audit/tokens": 5.0, "audit/differing": 0.0, "audit/max_abs_diff": 0.0})
+        writer.write({"update": 2, **infinite.metrics()})
+    figures = summarize(tmp_path, reason="done", exit_code=0, contract="").figures
+    assert figures["audit"] == {"tokens": 10, "differing": 5}
+
+
+def test_tokens_that_other_kernels_recorded_are_refused_and_not_compared(bench: Bench) -> None:
+    group = bench.sample()
+    [first, second] = group.trajectories
+    foreign = replace(second, segments=(replace(second.segments[0], contract="aligned:0123456789abcdef"),))
+    with pytest.raises(ConfigError) as refused:
+        bench.audit().check([replace(group, trajectories=(first, foreign))])
+    assert refused.value.source == "episode g-1, segment 0"
+    assert refused.value.value == "aligned:0123456789abcdef"
+    assert bench.engine.contract in refused.value.why
+    assert "torch and vLLM that made it" in refused.value.remedy
+
+
+def test_a_run_with_standard_kernels_is_measured_and_not_refused(bench: Bench) -> None:
+    """Its engine is stock and its learner standard: the contracts differ by design, and so do the bits."""
+    group = bench.sample()
+    stock = contract_of(bench.engine.config.model_copy(update={"kernels": "standard"}))
+    recorded = [replace(t, segments=tuple(replace(s, contract=stock) for s in t.segments)) for t in group]
+    standard = Learner(bench.learner.model_dir, LearnerConfig(lr=1e-3, kernels="standard"))
+    audit = Audit(score=standard.score, weights=bench.store, contract=standard.contract, share=1.0)
+    report = audit.check([replace(group, trajectories=tuple(recorded))])
+    assert 0 < report.differing <= report.tokens == 48
+    assert f"kernels recorded {stock}, learner {standard.contract}" in str(report.differences[0])
 
 
 def test_a_skipped_weight_update_reads_as_the_version_before(
@@ -249,7 +337,8 @@ def test_tokens_of_versions_that_are_not_kept_are_not_counted_as_audited(
     group = bench.sample()
     elsewhere = WeightStore(tmp_path)
     elsewhere.put(0, bench.store.load(0))
-    audit = Audit(score=bench.learner.score, weights=elsewhere, contract="", share=1.0)
+    contract = bench.engine.contract
+    audit = Audit(score=bench.learner.score, weights=elsewhere, contract=contract, share=1.0)
     assert audit.check([group]) == AuditReport(tokens=0, differing=0, max_abs_diff=0.0, differences=())
     assert "audit/max_abs_diff" not in audit.check([group]).metrics()
 

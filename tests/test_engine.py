@@ -271,6 +271,34 @@ def test_a_prefix_of_an_older_version_is_never_read() -> None:
     assert asyncio.run(sample_update_sample()) == [0, 128, 0, 128]
 
 
+def test_the_salt_of_a_prefix_names_its_version_and_a_cold_request_has_its_own() -> None:
+    salts = [vllm_request.salt(version) for version in range(3)]
+    cold = [vllm_request.salt(version, cold=number) for version, number in enumerate(range(3))]
+    assert len({*salts, *cold}) == 6
+
+
+def test_the_salt_alone_keeps_an_older_versions_prefix_from_being_read(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """With a cache that an update does not clear."""
+    harness = engine_of("tied")
+    prompts = harness.prompts(150, seed=21)
+    engine: Any = harness.engine
+    monkeypatch.setattr(engine._engine, "reset_prefix_cache", lambda **_: True)
+
+    async def sample_update_sample() -> list[int]:
+        cached = []
+        for seed in (210, 211):
+            await harness.publish(seed)
+            for _ in range(2):
+                (completion,) = await harness.sample(prompts)
+                assert harness.differing(prompts, [completion]) == (0, 16)
+                cached.append(completion.cached_tokens)
+        return cached
+
+    assert asyncio.run(sample_update_sample()) == [0, 128, 0, 128]
+
+
 def test_a_cold_score_neither_reads_nor_leaves_a_prefix() -> None:
     harness = engine_of("tied")
     prompt = harness.prompts(150, seed=13)[0]
@@ -448,8 +476,13 @@ def test_the_plugin_leaves_an_engine_that_did_not_ask_alone() -> None:
 
 
 @pytest.mark.slow
-def test_the_engine_in_its_own_process_keeps_every_promise_and_its_death_wakes_everyone() -> None:
+def test_the_engine_in_its_own_process_keeps_every_promise_and_its_death_wakes_everyone(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     """One start, many promises: starting it costs most of the test."""
+
+    async def cleared(**_: bool) -> bool:
+        return True
 
     async def session() -> None:
         async with own_engine(mode="async") as harness:
@@ -479,6 +512,15 @@ def test_the_engine_in_its_own_process_keeps_every_promise_and_its_death_wakes_e
             assert warm.cached_tokens > 0
             with pytest.raises(ValueError, match="max_tokens = 0"):
                 await harness.sample([[1]], max_tokens=0)
+
+            # The salt alone keeps the versions apart, where an update leaves the cache as it is.
+            engine: Any = harness.engine
+            with monkeypatch.context() as patched:
+                patched.setattr(engine._engine, "reset_prefix_cache", cleared)
+                await harness.publish(seed=20)
+            (newer,) = await harness.sample([prompts[1]])
+            assert newer.cached_tokens == 0
+            assert harness.differing([prompts[1]], [newer]) == (0, 16)
 
             waiting = asyncio.create_task(harness.sample([[1]], max_tokens=1500))
             await asyncio.sleep(0.2)

@@ -93,6 +93,16 @@ def test_a_bad_token_stops_every_rank_with_the_same_words(run: dict[str, Any], s
 
 
 @pytest.mark.parametrize("split", SPLITS)
+def test_a_weight_that_one_rank_broke_stops_every_rank_with_the_same_words(
+    run: dict[str, Any], split: str
+) -> None:
+    mine, theirs = (rank[split]["broken"] for rank in run["ranks"])
+    assert mine == theirs
+    assert mine.startswith("version 5: the update at learning rate 0.001")
+    assert "weight not finite" in mine
+
+
+@pytest.mark.parametrize("split", SPLITS)
 def test_a_batch_with_less_work_than_replicas_trains_all_of_it(run: dict[str, Any], split: str) -> None:
     figures = run["ranks"][0][split]["lonely"]
     assert sum(figures["lag/hist"]) == 4

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from rz_agent.errors import NonFinite
 from rz_agent.learner.advantages import advantages
 from rz_agent.learner.batch import Batch
-from rz_agent.learner.loss import policy_loss, ratios, require_finite
+from rz_agent.learner.loss import cause_of_overflow, policy_loss, ratios, require_finite
 from rz_agent.trajectory import Group, Segment, unmasked
 from tiny_learner import group, ragged_groups, segment
 
@@ -158,6 +158,30 @@ def test_a_log_gap_of_a_thousand_is_flagged_not_flattened() -> None:
     batch = Batch.of([group("g", [(1.0, [acted(-1001.0)]), (0.0, [acted(-1.0)])])])
     with pytest.raises(NonFinite, match="ratio = inf"):
         require_finite(torch.tensor([-1.0, -1.0]), torch.tensor(batch.behaviour_logprobs), batch.locate)
+
+
+@pytest.mark.parametrize(
+    ("log_ratios", "advantage", "remedy"),
+    [
+        ([0.1, 0.3], 5e29, "Bound the environment's rewards"),
+        ([0.1, 0.3], -5e29, "Bound the environment's rewards"),
+        ([80.0, 0.3], 5e5, "Lower the learning rate or max_lag"),
+        ([80.0, 0.3], 0.0, "Lower the learning rate or max_lag"),
+    ],
+)
+def test_an_overflow_is_blamed_on_the_larger_of_advantage_and_ratio(
+    log_ratios: list[float], advantage: float, remedy: str
+) -> None:
+    said = cause_of_overflow(torch.tensor(log_ratios), ("g.1", advantage))
+    assert said.startswith(f"the largest advantage is {advantage:g}, of episode g.1, the largest ratio ")
+    assert said.endswith(f"{remedy}.")
+
+
+@pytest.mark.parametrize("reward", [1e39, -1e308, 1.7e308])
+def test_an_advantage_that_float32_cannot_hold_is_refused_by_episode_and_reward(reward: float) -> None:
+    groups = [group("g", [(0.0, [acted(-1.0)]), (reward, [acted(-1.0)]), (reward, [acted(-1.0)])])]
+    with pytest.raises(NonFinite, match=r"episode g\.0: its reward of 0 .* Bound the environment's rewards"):
+        Batch.of(groups)
 
 
 def test_a_ratio_that_underflows_to_zero_is_finite_and_allowed() -> None:

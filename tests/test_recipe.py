@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import tomllib
+from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeGuard, get_args
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from pydantic import BaseModel
 from rz_agent.errors import ConfigError
 from rz_agent.recipes import recipe_file
 from rz_agent.recipes.recipe import Recipe, parse, warnings
@@ -117,16 +119,30 @@ def test_a_key_in_the_wrong_table_is_refused_with_the_right_one() -> None:
         ("lag.max_lag=8.5", "lag.max_lag", "is not a whole number"),
         ("audit.share=1.5", "audit.share", "0 to 1"),
         ("rollout.group_size=1", "rollout.group_size", "at least 2"),
-        ("rollout.temperature=0", "rollout.temperature", "above 0"),
+        ("rollout.temperature=0", "rollout.temperature", "at least 0.01 and at most 100."),
+        ("rollout.temperature=1e-30", "rollout.temperature", "at least 0.01 and at most 100."),
+        ("rollout.temperature=1e30", "rollout.temperature", "at least 0.01 and at most 100."),
+        ("eval.temperature=0.001", "eval.temperature", "at least 0.01 and at most 100."),
         ("rollout.top_p=0.9", "rollout.top_p", "no probability under the sampler"),
         ("rollout.top_k=40", "rollout.top_k", "no probability under the sampler"),
         ("rollout.top_k=1", "rollout.top_k", "every advantage is 0"),
         ("kernels=fast", "kernels", "aligned"),
-        ("learner.lr=0", "learner.lr", "Allowed: above 0."),
-        ("learner.lr=-1e-4", "learner.lr", "Allowed: above 0."),
-        ("learner.clip_grad=-1.0", "learner.clip_grad", "Allowed: above 0."),
+        ("learner.lr=0", "learner.lr", "Allowed: above 0 and at most 10."),
+        ("learner.lr=-1e-4", "learner.lr", "Allowed: above 0 and at most 10."),
+        ("learner.lr=1e39", "learner.lr", "Allowed: above 0 and at most 10."),
+        ('learner.lr="3e-4"', "learner.lr", "is not a number"),
+        ("learner.threads=true", "learner.threads", "is not a whole number"),
+        ("learner.importance_sampling=1", "learner.importance_sampling", "is not true or false"),
+        ("learner.clip_grad=-1.0", "learner.clip_grad", "left out: no clipping. Allowed: above 0"),
+        ("learner.betas=[2.0, -1.0]", "learner.betas.0", "each at least 0 and below 1"),
+        ("learner.betas=[0.9, 1.0]", "learner.betas.1", "each at least 0 and below 1"),
+        ("learner.betas=[0.9, nan]", "learner.betas.1", "is not a finite number"),
+        ("learner.betas=[0.9]", "learner.betas.1", "each at least 0 and below 1"),
+        ("learner.betas=0.9", "learner.betas", "is not an [array]"),
         ("rollout.top_p=2.0", "rollout.top_p", "Allowed: above 0 and at most 1."),
-        ("updates=0", "updates", "updates of the learner. Allowed: at least 1."),
+        ("updates=0", "updates", "updates of the learner. Allowed: at least 1 and at most 1000000000."),
+        (f"updates={10**20}", "updates", "Allowed: at least 1 and at most 1000000000."),
+        (f"rollout.group_size={10**20}", "rollout.group_size", "Allowed: at least 2 and at most 1000000000."),
         ("learner.dtype=bfloat16", "learner.dtype", "Set model.dtype instead"),
         ("name=a/b", "name", "letters, digits"),
         ("lag=3", "lag", "is not a [table]"),
@@ -140,6 +156,34 @@ def test_a_value_that_cannot_be_used_is_refused_with_its_key_and_what_to_write(
     error = refusal(override)
     assert error.key == key
     assert says in str(error)
+
+
+def numbers(model: type[BaseModel], prefix: str = "") -> Iterator[str]:
+    """Keys of a recipe that take a number."""
+    for name, field in model.model_fields.items():
+        table = next((a for a in (field.annotation, *get_args(field.annotation)) if is_table(a)), None)
+        if table is not None:
+            yield from numbers(table, f"{prefix}{name}.")
+        elif {int, float} & {field.annotation, *get_args(field.annotation)}:
+            yield f"{prefix}{name}"
+
+
+def is_table(annotation: object) -> TypeGuard[type[BaseModel]]:
+    return isinstance(annotation, type) and issubclass(annotation, BaseModel)
+
+
+@pytest.mark.parametrize("key", sorted(numbers(Recipe)))
+@pytest.mark.parametrize("number", ["inf", "-inf", "nan"])
+def test_no_key_takes_a_number_that_is_not_finite(key: str, number: str) -> None:
+    error = refusal(f"{key}={number}")
+    assert error.key == key
+    assert error.remedy
+
+
+def test_a_pair_of_decay_rates_is_written_as_an_array() -> None:
+    recipe = recipe_file.load("python", ["learner.betas=[0.8, 0]"])
+    assert recipe.learner.betas == (0.8, 0.0)
+    assert parse(tomllib.loads(recipe.toml()), "again") == recipe
 
 
 @pytest.mark.parametrize(

@@ -31,7 +31,7 @@ from .architecture import Architecture
 from .device import device, megatron_device
 from .layers import Sequences, gathered_logits
 from .packed_weights import PackedWeights
-from .parallel import Parallel
+from .parallel import Parallel, first_found
 from .spec import block_spec
 from .weight_map import cut, entries, join, tensor_names
 
@@ -202,6 +202,19 @@ class PolicyModel:
         for part in received:
             dist.broadcast(part, src=source, group=group)
         return received
+
+    @torch.no_grad()
+    def first_not_finite(self) -> str | None:
+        """Hugging Face name of the first parameter with a NaN or an infinity on any rank; None without one.
+
+        The same on every rank. Every rank must call it.
+        """
+        held = dict(self.module.named_parameters())
+        # Both ends of a tensor are NaN where it holds one; nothing as large as the tensor is allocated.
+        ends = torch.stack([torch.stack(held[entry.parameter].aminmax()) for entry in self._entries()])
+        finite = torch.isfinite(ends).all(1).tolist()
+        broken = (entry for entry, whole in zip(self._entries(), finite, strict=True) if not whole)
+        return first_found(next((" + ".join(entry.tensors) for entry in broken), None))
 
     @contextlib.contextmanager
     def holding(self, tensors: Mapping[str, Tensor]) -> Iterator[None]:

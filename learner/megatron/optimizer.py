@@ -2,7 +2,8 @@
 
 Gradients are summed, never averaged, over micro-batches and replicas (the loss's coefficients hold the
 denominator). The rate is a function of the number of finished updates alone, so a resumed run continues it.
-The norm is looked at before anything is written: a gradient that is not finite changes no weight.
+The norm is looked at before anything is written: a gradient that is not finite changes no weight. The weights
+are looked at once they are written, before anyone else can see them.
 """
 
 from __future__ import annotations
@@ -55,16 +56,29 @@ class PolicyOptimizer:
         self.optimizer.prepare_grads()
         return float(self.optimizer.get_grad_norm())
 
-    def step(self) -> float:
-        """Clip and update; returns the norm before clipping. Raises NonFinite, having changed nothing."""
+    def step(self, cause_of_overflow: str) -> float:
+        """Clip and update; returns the norm before clipping.
+
+        cause_of_overflow  what to say where the norm is not finite, with the remedy
+        Raises NonFinite, on every rank alike: for the norm, having changed nothing; for a weight, having
+        written weights that nobody can go on with.
+        """
         norm = self.gradient_norm()
         if not math.isfinite(norm):
             raise NonFinite(
-                f"the gradient norm is {norm} although every ratio is finite; nothing was updated. "
-                "Lower the learning rate or max_lag."
+                f"the gradient norm is {norm} although every ratio is finite; nothing was updated: "
+                f"{cause_of_overflow}"
             )
         self.optimizer.step()
         self.model.weights.advance()
+        if broken := self.model.first_not_finite():
+            rate = self.optimizer.param_groups[0]["lr"]
+            raise NonFinite(
+                f"the update at learning rate {rate:g} (gradient norm {norm:g}) left {broken} not finite. "
+                "Nobody was given it: the newest weights on disk are those of the version before. Lower "
+                "learner.lr or learner.clip_grad in a new run that begins with them: rz-agent runs export, "
+                "then train --set model.path=DIR."
+            )
         return norm
 
 

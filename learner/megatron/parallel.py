@@ -17,7 +17,7 @@ from megatron.core import parallel_state, tensor_parallel
 from megatron.core.tensor_parallel import random as tensor_parallel_random
 
 from ...errors import ConfigError
-from .device import megatron_device
+from .device import device, megatron_device
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -117,6 +117,23 @@ def _split(tensor: int, pipeline: int) -> None:
             why=f"while this process already holds a learner split {held}",
             remedy="Use one split per process.",
         )
+
+
+def first_found(mine: str | None) -> str | None:
+    """The answer of the first rank that has one, the same on every rank. Every rank must call it.
+
+    Ranks are counted stage by stage.
+    """
+    ranks = dist.get_world_size()
+    if ranks == 1:
+        return mine
+    found = torch.tensor([mine is not None], dtype=torch.int32, device=device())
+    dist.all_reduce(found)
+    if not found.item():
+        return None
+    answers: list[str | None] = [None] * ranks
+    dist.all_gather_object(answers, mine)
+    return next(answer for answer in answers if answer is not None)
 
 
 def sum_over_stages_and_replicas(values: torch.Tensor) -> torch.Tensor:

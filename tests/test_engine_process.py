@@ -1,0 +1,80 @@
+"""An engine in a process of its own ends with the process that started it, whenever that one is killed."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+START = """
+import asyncio
+from tiny_engine import EngineHarness
+from tiny_qwen import TIED
+harness = EngineHarness(TIED, "aligned", "async")
+asyncio.run(harness.engine.start())
+"""
+
+
+def engine_processes(parent: int) -> list[int]:
+    """Children of a process that are fresh interpreters for something other than counting resources."""
+    found = [
+        int(child)
+        for listed in Path(f"/proc/{parent}/task").glob("*/children")
+        for child in listed.read_text().split()
+    ]
+    return [
+        child for child in found if "spawn_main" in command_of(child) or "EngineCore" in command_of(child)
+    ]
+
+
+def command_of(process: int) -> str:
+    try:
+        return Path(f"/proc/{process}/cmdline").read_bytes().replace(b"\0", b" ").decode()
+    except (FileNotFoundError, ProcessLookupError):
+        return ""
+
+
+def has_ended(process: int) -> bool:
+    try:
+        state = Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()[0]
+    except (FileNotFoundError, ProcessLookupError):
+        return True
+    return state == "Z"  # ended, and nobody has asked how
+
+
+def wait_for(condition: Callable[[], bool], seconds: float) -> float:
+    """Seconds that it took to come true."""
+    started = time.monotonic()
+    while not condition():
+        assert time.monotonic() - started < seconds, f"not within {seconds} s"
+        time.sleep(0.05)
+    return time.monotonic() - started
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("moment", ["as soon as it is there", "when it has begun"])
+def test_an_engine_whose_parent_is_killed_while_it_starts_ends_within_seconds(
+    tmp_path: Path, moment: str
+) -> None:
+    """The first finds that out when it has imported vLLM, and shakes no hands with the dead."""
+    here = {"PYTHONPATH": os.pathsep.join(sys.path), "TMPDIR": str(tmp_path), "OMP_NUM_THREADS": "1"}
+    with subprocess.Popen([sys.executable, "-c", START], env={**os.environ, **here}) as parent:
+        try:
+            wait_for(lambda: bool(engine_processes(parent.pid)) or parent.poll() is not None, 120)
+            (engine,) = engine_processes(parent.pid)
+            if moment == "when it has begun":
+                wait_for(lambda: os.getpgid(engine) == engine, 120)  # it has left the terminal's group
+            assert not has_ended(engine)
+        finally:
+            parent.send_signal(signal.SIGKILL)
+    try:
+        wait_for(lambda: has_ended(engine), 5 if moment == "when it has begun" else 60)
+    finally:
+        if not has_ended(engine):
+            os.kill(engine, signal.SIGKILL)

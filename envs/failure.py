@@ -6,7 +6,7 @@ Invariant: such an episode is masked with the reason; it never becomes a reward 
 from __future__ import annotations
 
 from ..errors import RzError
-from ..sandboxes.provider import SandboxError
+from ..sandboxes.errors import SandboxError
 
 
 class InfraFailure(RzError):

@@ -16,12 +16,20 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from rz_agent.sandboxes.config import LocalTable, SandboxConfig
+from rz_agent.sandboxes.config import SandboxConfig
+from rz_agent.sandboxes.errors import CreateError, Died, FileError, Misconfigured, Unavailable
+from rz_agent.sandboxes.exec_result import ExecResult
+from rz_agent.sandboxes.keeper import Keeper, Reaped
+from rz_agent.sandboxes.kept import KeptSandbox
+from rz_agent.sandboxes.local import census
 from rz_agent.sandboxes.local.cgroups import find_hierarchies
 from rz_agent.sandboxes.local.provider import LocalProvider
 from rz_agent.sandboxes.local.sandbox import LocalSandbox
+from rz_agent.sandboxes.owner import Owner
 from rz_agent.sandboxes.pool import SandboxPool
-from rz_agent.sandboxes.provider import CreateError, Died, ExecResult, FileError, Misconfigured, Unavailable
+from rz_agent.sandboxes.provider import Provider
+from rz_agent.sandboxes.sandbox import Sandbox
+from rz_agent.sandboxes.tables import LocalTable
 
 needs_bubblewrap = pytest.mark.skipif(shutil.which("bwrap") is None, reason="bubblewrap is not installed")
 ISOLATIONS = [pytest.param("namespaces", marks=needs_bubblewrap), "none"]
@@ -39,8 +47,16 @@ async def one(isolation: str = "namespaces", **limits: float) -> AsyncIterator[L
         await provider.aclose()
 
 
+@asynccontextmanager
+async def one_of(provider: Provider) -> AsyncIterator[Sandbox]:
+    try:
+        yield await provider.create(SandboxConfig.load({"limits": {"timeout_s": 20}}, source="test").spec())
+    finally:
+        await provider.aclose()
+
+
 class Place:
-    def __init__(self, runner: asyncio.Runner, sandbox: LocalSandbox) -> None:
+    def __init__(self, runner: asyncio.Runner, sandbox: Sandbox) -> None:
         self.run, self.sandbox = runner.run, sandbox
 
     def cell(self, code: str, session: str, timeout_s: float | None = None) -> ExecResult:
@@ -50,10 +66,14 @@ class Place:
         return self.run(self.sandbox.exec(argv, **options))
 
 
-@pytest.fixture(scope="module", params=ISOLATIONS)
+@pytest.fixture(scope="module", params=[*ISOLATIONS, "docker"])
 def place(request: pytest.FixtureRequest) -> Iterator[Place]:
+    """What is the same for every sandbox with an agent in it."""
     with asyncio.Runner() as runner:
-        manager = one(request.param, timeout_s=20)
+        if request.param == "docker":
+            manager = one_of(request.getfixturevalue("dockerd").provider())
+        else:
+            manager = one_of(LocalProvider(LocalTable(isolation=request.param)))
         yield Place(runner, runner.run(manager.__aenter__()))
         runner.run(manager.__aexit__(None, None, None))
 
@@ -477,6 +497,70 @@ def test_when_the_harness_is_killed_its_sandboxes_are_gone_within_five_seconds(i
     assert wait_until(lambda: scratch_of(owner) == [], 10)
 
 
+FIFTY = """
+import asyncio, sys
+from rz_agent.sandboxes.config import SandboxConfig
+from rz_agent.sandboxes.keeper import Keeper
+
+async def main():
+    config = SandboxConfig.load({"max_live": 50}, source="test")
+    keeper = Keeper.of(config, run_id="fifty")
+    made = await asyncio.gather(*(keeper.create(config.spec()) for _ in range(50)))
+    await asyncio.gather(*(box.python("import subprocess; subprocess.Popen(['sleep', '988'])", session="a")
+                           for box in made))
+    print(*(box.id for box in made), flush=True)
+    await asyncio.sleep(600)
+
+asyncio.run(main())
+"""
+
+
+def members(names: set[str]) -> set[int]:
+    return {pid for name, found in census.take_census().items() if name in names for pid in found.pids}
+
+
+@needs_bubblewrap
+def test_fifty_sandboxes_of_a_killed_harness_are_gone_within_five_seconds_and_reap_reports_them() -> None:
+    with subprocess.Popen([sys.executable, "-c", FIFTY], stdout=subprocess.PIPE, text=True) as harness:
+        assert harness.stdout is not None
+        names = set(harness.stdout.readline().split())
+        everyone = members(names)
+        assert len(names) == 50
+        assert len(everyone) >= 50 * 4
+        harness.kill()
+    assert wait_until(lambda: not running(everyone) and not members(names), 5), running(everyone)
+    assert wait_until(lambda: not names & census.take_census().keys(), 10)
+
+    async def next_start() -> list[Reaped]:
+        async with Keeper.of(SandboxConfig()) as keeper:
+            return await keeper.reap(run_id="fifty")
+
+    assert {(one.id, one.what) for one in asyncio.run(next_start())} == {
+        (name, "had ended") for name in names
+    }
+    assert asyncio.run(next_start()) == []
+
+
+@pytest.mark.parametrize("isolation", ISOLATIONS)
+def test_a_sandbox_is_found_and_killed_with_all_it_started_by_another_provider(isolation: str) -> None:
+    async def scenario() -> None:
+        async with one(isolation) as sandbox:
+            waiting = asyncio.create_task(sandbox.exec(["sleep", "600"], timeout_s=600))
+            await sandbox.python("import subprocess; subprocess.Popen(['sleep', '600'])", session="a")
+            pids = processes_of(sandbox)
+            other = LocalProvider(LocalTable(isolation="none"))
+            (info,) = [info for info in await other.live() if info.id == sandbox.id]
+            assert (info.state, info.owner) == ("running", str(Owner.here()))
+            assert sandbox.id not in await other.reap()
+            assert await other.kill(sandbox.id)
+            assert not running(pids)
+            with pytest.raises(Died):
+                await waiting
+            assert not await other.kill(sandbox.id)
+
+    asyncio.run(scenario())
+
+
 def test_a_later_harness_sweeps_what_a_dead_one_left() -> None:
     provider = LocalProvider(LocalTable(isolation="none"))
     left = Path(tempfile.gettempdir()) / f"rz-agent-scratch-1-0-test-{os.getpid()}"
@@ -493,14 +577,16 @@ def test_a_later_harness_sweeps_what_a_dead_one_left() -> None:
 # -- the pool, and what is said beforehand ------------------------------------------------------------------
 
 
+@needs_bubblewrap
 def test_the_pool_replaces_a_dead_sandbox_for_the_next_episode() -> None:
     async def scenario() -> None:
-        config = SandboxConfig.load({"shared": 2, "local": {"isolation": "none"}}, source="test")
+        config = SandboxConfig.load({"shared": 2}, source="test")
         async with SandboxPool.of(config) as pool:
             first, second, third = [await pool.acquire() for _ in range(3)]
             assert len({first.id, second.id, third.id}) == 2
-            assert isinstance(first, LocalSandbox)
-            os.kill(first.pid or 0, signal.SIGKILL)
+            assert isinstance(first, KeptSandbox)
+            assert isinstance(first.inner, LocalSandbox)
+            os.kill(agent_of(first.inner), signal.SIGKILL)
             assert await first.alive() is False
             for sandbox in (first, second, third):
                 await pool.release(sandbox)

@@ -22,8 +22,9 @@ from typing import Any
 from uuid import uuid4
 
 from ...sandboxes.config import SandboxConfig
+from ...sandboxes.exec_result import ExecResult
 from ...sandboxes.pool import SandboxPool
-from ...sandboxes.provider import ExecResult, Sandbox
+from ...sandboxes.sandbox import Sandbox
 from ..env import AgentEnv
 from ..message import Message
 from ..rubric import Episode, metric, reward

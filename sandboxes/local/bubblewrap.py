@@ -14,10 +14,12 @@ import subprocess
 from collections.abc import Sequence
 from pathlib import Path
 
-from .interpreter import BOOT, Interpreter
+from ..agent.interpreter import BOOT, Interpreter
 
 BINARY = "bwrap"
 ARCHIVE = "/run/rz-agent.zip"
+# What the distribution's packages put there for their programs, the last three for those with windows.
+SETTINGS = ("/etc/alternatives", "/etc/ld.so.cache", "/etc/fonts", "/etc/xdg", "/etc/X11")
 WRITABLE = ("/box", "/tmp", "/dev/shm")
 ENVIRONMENT = {"PATH": "/usr/local/bin:/usr/bin:/bin", "LANG": "C.UTF-8"}
 PASSWD = b"root:x:0:0::/nonexistent:/usr/sbin/nologin\nbox:x:1000:1000::/box:/bin/sh\n"
@@ -58,7 +60,7 @@ def command(
     binary: str, *, read_only: Sequence[str], disk_mb: int, files: dict[str, int], info_fd: int
 ) -> list[str]:
     """bubblewrap's arguments up to the program. `files`: path inside -> descriptor of its content."""
-    args = [binary, *(f"--unshare-{kind}" for kind in _UNSHARE), "--unshare-cgroup-try"]
+    args = [binary, *(f"--unshare-{kind}" for kind in _UNSHARE)]
     args += ["--uid", "0", "--gid", "0", "--hostname", "sandbox", "--new-session", "--cap-drop", "ALL"]
     for capability in _CAPABILITIES:
         args += ["--cap-add", capability]
@@ -69,7 +71,7 @@ def command(
             args += ["--symlink", os.readlink(f"/{name}"), f"/{name}"]
         elif os.path.isdir(f"/{name}"):
             args += ["--ro-bind", f"/{name}", f"/{name}"]
-    for path in ("/etc/alternatives", "/etc/ld.so.cache"):
+    for path in SETTINGS:
         args += ["--ro-bind-try", path, path]
     for path, fd in files.items():
         args += ["--perms", "0444", "--ro-bind-data", str(fd), path]
@@ -79,9 +81,9 @@ def command(
     return [*args, "--remount-ro", "/", "--chdir", "/box", "--info-fd", str(info_fd)]
 
 
-def agent_command(interpreter: Interpreter, control_fd: int, archive: str) -> list[str]:
-    """The agent's own command line."""
-    return [interpreter.path, "-I", "-S", "-c", BOOT, str(control_fd), archive]
+def agent_command(interpreter: Interpreter, control_fd: int, archive: str, mark: str) -> list[str]:
+    """The agent's own command line; `mark` is for whoever looks for it from outside."""
+    return [interpreter.path, "-I", "-S", "-c", BOOT, str(control_fd), archive, mark]
 
 
 def start(

@@ -16,7 +16,8 @@ import secrets
 from dataclasses import dataclass
 from pathlib import Path
 
-from ..provider import Limits, Total
+from ..owner import start_time
+from ..spec import Limits, Total
 
 FOLDER = "rz-agent"
 AGENT_LEAF = "agent"
@@ -33,14 +34,6 @@ class Hierarchy:
 
 def _put(path: Path, value: object) -> None:
     path.write_text(str(value))
-
-
-def start_time(pid: int) -> str | None:
-    """Start of a process in clock ticks since boot; None when there is no such process."""
-    try:
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[19]
-    except OSError:
-        return None
 
 
 def owner_name() -> str:

@@ -7,12 +7,14 @@ import os
 import shutil
 from typing import TYPE_CHECKING
 
-from ..config import LocalTable
-from ..provider import CheckResult, Limits, SandboxError, SandboxSpec
-from .agent_confine import syscall_filter
+from ..agent.interpreter import inspect
+from ..errors import SandboxError
+from ..inside.confine import syscall_filter
+from ..provider import CheckResult
+from ..spec import Limits, SandboxSpec
+from ..tables import LocalTable
 from .bubblewrap import BINARY
 from .cgroups import find_hierarchies
-from .interpreter import inspect
 
 if TYPE_CHECKING:
     from .provider import LocalProvider

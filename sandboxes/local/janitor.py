@@ -1,8 +1,8 @@
 """A shell that outlives the harness by seconds and removes the folders it leaves behind.
 
-The kernel ends the processes of a dead harness's sandboxes (see `agent_main`), but nobody removes their
-cgroups and scratch folders. This child waits for the end of its standard input, which the harness's end
-is, however it ends. If it is killed as well, the next harness sweeps.
+The kernel ends the processes of a dead harness's sandboxes (see `inside.supervisor`), but nobody removes
+their cgroups and scratch folders. This child waits for the end of its standard input, which the harness's
+end is, however it ends. If it is killed as well, the next harness sweeps.
 """
 
 from __future__ import annotations

@@ -10,19 +10,23 @@ from __future__ import annotations
 import asyncio
 import json
 import os
-import secrets
 import shutil
 import socket
 import tempfile
+import time
 from dataclasses import dataclass
 from pathlib import Path
 
-from ..config import LocalTable
-from ..provider import Capabilities, CheckResult, CreateError, Misconfigured, SandboxSpec, Unavailable
-from . import bubblewrap
-from .agent_confine import syscall_filter
+from ..agent.interpreter import Interpreter, inspect, unreachable
+from ..errors import CreateError, Misconfigured, Unavailable
+from ..inside.confine import syscall_filter
+from ..ledger import Ledger
+from ..owner import RUN_LABEL, Owner
+from ..provider import Capabilities, CheckResult, SandboxInfo
+from ..spec import SandboxSpec
+from ..tables import LocalTable
+from . import bubblewrap, census
 from .cgroups import Hierarchy, SandboxGroups, find_hierarchies, is_orphan, owner_name, remove_tree, sweep
-from .interpreter import Interpreter, inspect, unreachable
 from .janitor import Janitor
 from .process import Process
 from .sandbox import PROVIDER, LocalSandbox
@@ -44,12 +48,12 @@ class _Ground:
 
 
 class LocalProvider:
-    """See `provider.Provider`."""
+    """See `provider.Provider`. The run of a sandbox that another process made is in the `ledger`."""
 
     name = PROVIDER
 
-    def __init__(self, config: LocalTable) -> None:
-        self._config = config
+    def __init__(self, config: LocalTable, ledger: Ledger | None = None) -> None:
+        self._config, self._ledger = config, ledger or Ledger()
         self._isolated = config.isolation == "namespaces"
         self._owner = owner_name()
         self._ground: _Ground | None = None
@@ -82,7 +86,7 @@ class LocalProvider:
                 interpreter=interpreter, binary=binary, hierarchies=hierarchies,
                 janitor=Janitor(None, groups), scratch=None, archive=bubblewrap.ARCHIVE,
             )  # fmt: skip
-        scratch = Path(tempfile.mkdtemp(prefix=f"{SCRATCH}{self._owner}-"))
+        scratch = Path(tempfile.mkdtemp(prefix=f"{census.SCRATCH}{self._owner}-"))
         (scratch / "agent.zip").write_bytes(interpreter.archive)
         return _Ground(
             interpreter=interpreter, binary="", hierarchies=hierarchies,
@@ -123,7 +127,7 @@ class LocalProvider:
     async def create(self, spec: SandboxSpec) -> LocalSandbox:
         """A new sandbox. CreateError when it does not start, Unavailable or Misconfigured with the remedy."""
         ground = await self._prepared()
-        name = f"{os.getpid()}-{secrets.token_hex(4)}"
+        name = owner_name()
         uid = bubblewrap.sandbox_uid() if self._isolated else None
         groups = (
             SandboxGroups(ground.hierarchies, self._owner, name, spec.total, uid)
@@ -134,10 +138,7 @@ class LocalProvider:
         if ground.scratch is not None:
             scratch = ground.scratch / name
             (scratch / "box").mkdir(parents=True)
-        sandbox = LocalSandbox(
-            name, limits=spec.limits, box="/box" if scratch is None else str(scratch / "box"),
-            isolated=self._isolated, groups=groups, scratch=scratch, on_close=self._forget,
-        )  # fmt: skip
+        sandbox = LocalSandbox(name, spec, groups=groups, scratch=scratch, on_close=self._forget)
         self._open[name] = sandbox
         try:
             await self._start(sandbox, ground, spec, uid, groups)
@@ -175,7 +176,7 @@ class LocalProvider:
         files = self._files(ground) if self._isolated else {}
         given = [theirs.fileno(), owner, *join, *folders, info_write, *files.values()]
         try:
-            args = self._args(ground, spec, theirs.fileno(), files, info_write)
+            args = self._args(ground, spec, theirs.fileno(), files, info_write, sandbox.id)
             child = await asyncio.to_thread(
                 bubblewrap.start, args, fds=given, errors=sandbox.errors_fd, uid=uid,
                 cwd="/" if self._isolated else sandbox.box,
@@ -186,9 +187,9 @@ class LocalProvider:
                 os.close(fd)
             given = []
             theirs.close()
-            hello = await sandbox.channel.open(
-                ours, self._settings(sandbox, ground, owner, join, folders), START_S
-            )
+            reader, writer = await asyncio.open_unix_connection(sock=ours)
+            settings = self._settings(sandbox, ground, owner, join, folders)
+            hello = await sandbox.channel.open(reader, writer, settings, START_S)
             if "failed" in hello:
                 raise ValueError(hello["failed"])
             if self._isolated:
@@ -208,9 +209,10 @@ class LocalProvider:
         return {path: bubblewrap.holder(data) for path, data in content.items()}
 
     def _args(
-        self, ground: _Ground, spec: SandboxSpec, control: int, files: dict[str, int], info_fd: int
-    ) -> list[str]:
-        agent = bubblewrap.agent_command(ground.interpreter, control, ground.archive)
+        self, ground: _Ground, spec: SandboxSpec, control: int, files: dict[str, int], info_fd: int,
+        name: str,
+    ) -> list[str]:  # fmt: skip
+        agent = bubblewrap.agent_command(ground.interpreter, control, ground.archive, census.mark(name))
         if not self._isolated:
             return agent
         shown = self._shown(ground.interpreter)
@@ -229,14 +231,34 @@ class LocalProvider:
             "cgroups": folders,
             "preload": list(self._config.preload),
             "bundle": ground.archive,
-            "writable": list(bubblewrap.WRITABLE) if self._isolated else [os.path.realpath(sandbox.box)],
+            "lifetime_s": None,
+            "writable": list(sandbox.folders),
         }
 
-    # -- about it ---------------------------------------------------------------------------------------
+    # -- about all of them ------------------------------------------------------------------------------
 
-    async def reap(self) -> list[str]:
-        """Cgroups and scratch folders of harnesses that are no more."""
-        return await asyncio.to_thread(lambda: sweep(find_hierarchies()) + _sweep_scratch())
+    async def live(self, *, run_id: str | None = None) -> list[SandboxInfo]:
+        """Those of this user on this machine (root: everybody's), found by their processes and folders."""
+        found = await asyncio.to_thread(census.take_census)
+        runs = {entry.sandbox_id: entry.run_id for entry in self._ledger.entries(PROVIDER)}
+        runs |= {name: sandbox.labels.get(RUN_LABEL, "") for name, sandbox in self._open.items()}
+        infos = [_info(one, runs.get(one.name, "")) for one in found.values()]
+        return [info for info in infos if run_id in (None, info.run_id)]
+
+    async def kill(self, sandbox_id: str) -> bool:
+        """End one and wait for the end of its processes."""
+        return await asyncio.to_thread(census.end, sandbox_id)
+
+    async def reap(self, *, run_id: str | None = None, dead_owners: bool = True) -> list[str]:
+        """End what dead owners left, and remove the cgroups and scratch folders above it."""
+        removed = []
+        for info in await self.live(run_id=run_id):
+            owner = Owner.parse(info.owner)
+            if (owner is None or owner.is_dead or not dead_owners) and await self.kill(info.id):
+                removed.append(info.id)
+        if run_id is None:
+            removed += await asyncio.to_thread(lambda: sweep(find_hierarchies()) + _sweep_scratch())
+        return sorted({*removed})
 
     def capabilities(self) -> Capabilities:
         """What is enforced here, by looking at this machine's cgroups."""
@@ -247,6 +269,9 @@ class LocalProvider:
             isolates_files=self._isolated,
             isolates_network=self._isolated,
             isolates_processes=self._isolated,
+            isolates_sessions=self._isolated,
+            bounds_disk=self._isolated,
+            snapshots=True,
             bounds_total_memory=memory,
             bounds_session_memory=memory,
             bounds_pids=pids or self._isolated,
@@ -270,14 +295,22 @@ class LocalProvider:
             await asyncio.to_thread(ground.janitor.dismiss)
 
 
-SCRATCH = "rz-agent-scratch-"
+def _info(one: census.Found, run_id: str) -> SandboxInfo:
+    return SandboxInfo(
+        id=one.name,
+        provider=PROVIDER,
+        state="running" if one.pids else "ended",
+        owner=str(one.owner or ""),
+        run_id=run_id,
+        age_s=max(0.0, time.time() - one.begun),
+    )
 
 
 def _sweep_scratch() -> list[str]:
     """Scratch folders (isolation "none") whose harness is no more."""
     removed = []
-    for folder in Path(tempfile.gettempdir()).glob(f"{SCRATCH}*"):
-        if is_orphan(folder.name.removeprefix(SCRATCH).rpartition("-")[0]):
+    for owner, folder in census.scratch_folders():
+        if is_orphan(owner):
             shutil.rmtree(folder, ignore_errors=True)
             removed.append(folder.name)
     return removed

@@ -1,5 +1,6 @@
-"""The harness's end of the socket to one agent: many calls in flight, told apart by their id.
+"""The harness's end of the channel to one agent: many calls in flight, told apart by their id.
 
+The channel is a socket, whether the agent's own or that of a daemon which passes its bytes on.
 Invariant: every call ends. It gets its answer, or `Died` when the socket ends, or `CallTimeout` when the
 agent itself is silent. A cancelled call tells the agent to stop its program.
 Waits: a call for its own answer; the reader task for bytes.
@@ -12,25 +13,31 @@ import contextlib
 import itertools
 import json
 import socket
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
+from typing import Protocol
 
-from ..provider import CallTimeout, DeathCause, Died
-from .agent_wire import LENGTH, MAX_HEADER, Header, pack
+from ..errors import CallTimeout, DeathCause, Died
+from ..inside.wire import LENGTH, MAX_HEADER, Header, pack
 
 MAX_BODY = 256 << 20
+WhyDead = Callable[[], Awaitable[tuple[DeathCause, str]]]
+
+
+class Incoming(Protocol):
+    """The agent's bytes; an `asyncio.StreamReader` is one."""
+
+    async def readexactly(self, n: int) -> bytes:
+        """EOFError when they end before."""
+        ...
 
 
 class Channel:
     """One agent's socket. `why_dead` is asked once, when the socket has ended."""
 
-    def __init__(
-        self, *, provider: str, sandbox_id: str, why_dead: Callable[[], tuple[DeathCause, str]]
-    ) -> None:
+    def __init__(self, *, provider: str, sandbox_id: str, why_dead: WhyDead) -> None:
         self._provider, self._sandbox_id, self._why_dead = provider, sandbox_id, why_dead
         self._waiting: dict[int, asyncio.Future[tuple[Header, bytes]]] = {}
         self._ids = itertools.count(1)
-        self._socket: socket.socket | None = None
-        self._reader: asyncio.StreamReader | None = None
         self._writer: asyncio.StreamWriter | None = None
         self._task: asyncio.Task[None] | None = None
         self._death: Died | None = None
@@ -40,32 +47,37 @@ class Channel:
         """Whether the agent is known to be gone."""
         return self._death is not None
 
-    async def open(self, ours: socket.socket, settings: Header, timeout_s: float) -> Header:
+    async def open(
+        self, reader: Incoming, writer: asyncio.StreamWriter, settings: Header, timeout_s: float
+    ) -> Header:
         """Send the first frame and return the agent's greeting. TimeoutError, or EOFError when it ended."""
-        ours.setblocking(False)
-        self._socket = ours
-        self._reader, self._writer = await asyncio.open_unix_connection(sock=ours)
+        self._writer = writer
         async with asyncio.timeout(timeout_s):
-            self._writer.write(pack(settings))
-            hello, _ = await self._frame(self._reader)
-        self._task = asyncio.create_task(self._read(self._reader), name=f"sandbox {self._sandbox_id}")
+            writer.write(pack(settings))
+            hello, _ = await self._frame(reader)
+        self._task = asyncio.create_task(self._read(reader), name=f"sandbox {self._sandbox_id}")
         return hello
 
     async def call(self, header: Header, body: bytes = b"", *, timeout_s: float) -> tuple[Header, bytes]:
         """One request and its answer."""
+        return await self.answer(self.begin(header, body), str(header["op"]), timeout_s=timeout_s)
+
+    def begin(self, header: Header, body: bytes = b"") -> int:
+        """Send a request; the number by which its `answer` is awaited."""
         number = next(self._ids)
         answer: asyncio.Future[tuple[Header, bytes]] = asyncio.get_running_loop().create_future()
         self._send({**header, "id": number}, body)
         self._waiting[number] = answer
+        return number
+
+    async def answer(self, number: int, op: str, *, timeout_s: float | None) -> tuple[Header, bytes]:
+        """The answer to a request that was sent; None waits as long as the agent lives."""
         try:
             async with asyncio.timeout(timeout_s):
-                return await answer
+                return await self._waiting[number]
         except TimeoutError:
-            raise CallTimeout(
-                f"no answer to {header['op']!r} in {timeout_s:g} s",
-                provider=self._provider,
-                sandbox_id=self._sandbox_id,
-            ) from None
+            message = f"no answer to {op!r} in {timeout_s:g} s"
+            raise CallTimeout(message, provider=self._provider, sandbox_id=self._sandbox_id) from None
         except asyncio.CancelledError:
             with contextlib.suppress(Died):
                 self._send({"op": "cancel", "id": next(self._ids), "target": number})
@@ -83,7 +95,7 @@ class Channel:
         assert self._writer is not None, "call() before open()"
         self._writer.write(pack(header, body))
 
-    async def _frame(self, reader: asyncio.StreamReader) -> tuple[Header, bytes]:
+    async def _frame(self, reader: Incoming) -> tuple[Header, bytes]:
         (size,) = LENGTH.unpack(await reader.readexactly(LENGTH.size))
         if size > MAX_HEADER:
             raise ValueError(f"frame header of {size} bytes")
@@ -93,7 +105,7 @@ class Channel:
             raise ValueError(f"frame body of {length} bytes")
         return header, await reader.readexactly(length)
 
-    async def _read(self, reader: asyncio.StreamReader) -> None:
+    async def _read(self, reader: Incoming) -> None:
         try:
             while True:
                 header, body = await self._frame(reader)
@@ -101,7 +113,7 @@ class Channel:
                 if answer is not None and not answer.done():
                     answer.set_result((header, body))
         except (EOFError, OSError, ValueError, KeyError) as error:
-            self.fail(*self._why_dead(), error)
+            self.fail(*await self._why_dead(), error)
 
     def fail(self, cause: DeathCause, message: str, error: BaseException | None = None) -> None:
         """Every waiter, now and later, gets `Died`."""
@@ -119,10 +131,7 @@ class Channel:
             self._task.cancel()
             with contextlib.suppress(asyncio.CancelledError):
                 await self._task
-        if self._socket is not None:
-            with contextlib.suppress(OSError):
-                self._socket.shutdown(socket.SHUT_RDWR)
         if self._writer is not None:
+            with contextlib.suppress(OSError):
+                self._writer.get_extra_info("socket").shutdown(socket.SHUT_RDWR)
             self._writer.close()
-        elif self._socket is not None:
-            self._socket.close()

@@ -18,7 +18,7 @@ import struct
 libc = ctypes.CDLL(None, use_errno=True)
 
 CLONE_NEWNS, CLONE_NEWIPC, CLONE_NEWUSER = 0x00020000, 0x08000000, 0x10000000
-CLONE_NEWPID, CLONE_NEWNET = 0x20000000, 0x40000000
+CLONE_NEWPID, CLONE_NEWNET, CLONE_NEWCGROUP = 0x20000000, 0x40000000, 0x02000000
 MS_NOSUID, MS_NODEV, MS_NOEXEC, MS_BIND, MS_REC, MS_PRIVATE = 2, 4, 8, 0x1000, 0x4000, 0x40000
 PR_SET_PDEATHSIG, PR_SET_DUMPABLE, PR_SET_SECCOMP, PR_CAPBSET_DROP = 1, 4, 22, 24
 PR_SET_CHILD_SUBREAPER, PR_SET_NO_NEW_PRIVS, PR_CAP_AMBIENT = 36, 38, 47
@@ -121,8 +121,13 @@ def private_files(disk_mb: int) -> None:
 
 
 def private_mounts() -> None:
-    """Own mount, IPC and network namespaces, and a /proc that shows only this PID namespace."""
-    unshare(CLONE_NEWNS | CLONE_NEWIPC | CLONE_NEWNET)
+    """Own mount, IPC, network and cgroup namespaces, and a /proc that shows only this PID namespace.
+
+    Of cgroups only here, in the program's group: version 2 lets nobody move into a group outside of the
+    namespace's root where it is mounted with nsdelegate, as systemd mounts it.
+    """
+    cgroups = CLONE_NEWCGROUP if os.path.exists("/proc/self/ns/cgroup") else 0
+    unshare(CLONE_NEWNS | CLONE_NEWIPC | CLONE_NEWNET | cgroups)
     mount("none", "/", "none", MS_REC | MS_PRIVATE)
     mount("proc", "/proc", "proc", MS_NOSUID | MS_NODEV | MS_NOEXEC)
 
@@ -178,11 +183,37 @@ def set_limits(limits: dict[str, int]) -> None:
         bound(resource.RLIMIT_AS, limits["address_mb"] << 20)
 
 
-def drop_capabilities() -> None:
-    """No capability in any set, and none to be regained by exec."""
+def mapped_uids() -> int:
+    """How many uids there are in this user namespace, from 0 on; half of all at most."""
+    with open("/proc/self/uid_map") as handle:
+        lengths = [int(line.split()[2]) for line in handle if line.split()[0] == "0"]
+    return min(max(lengths), 1 << 31)
+
+
+def use_files_as(uid: int) -> None:
+    """The kernel treats files for this process as it does for `uid`."""
+    libc.setfsgid(uid)
+    libc.setfsuid(uid)
+
+
+def become(uid: int) -> None:
+    """From root to `uid`, for good. Its own /proc entries stay readable to it, as after an exec."""
+    os.setgroups([])
+    os.setresgid(uid, uid, uid)
+    os.setresuid(uid, uid, uid)
+    prctl(PR_SET_DUMPABLE, 1)
+
+
+def drop_bounding_set() -> None:
+    """No capability can be gained by exec; needs CAP_SETPCAP."""
     for capability in range(64):
         if libc.prctl(PR_CAPBSET_DROP, capability, 0, 0, 0) != 0:
             break  # past the kernel's last one
+
+
+def drop_capabilities() -> None:
+    """No capability in any set, and none to be regained by exec."""
+    drop_bounding_set()
     prctl(PR_CAP_AMBIENT, 4)
     empty = (ctypes.c_uint32 * 6)()
     _check(libc.capset(ctypes.byref(_CapHeader(0x20080522, 0)), empty), "capset")

@@ -3,13 +3,17 @@
     supervisor --spawn, descriptors--> spawner --fork--> init (PID 1 of a new namespace) --fork--> program
     supervisor <--key, wait status---- spawner           reaps, forwards SIGINT, dies with all below it
 
+    "namespaces"   the init is PID 1 of a namespace
+    "container"    the init is a guard (`container.py`)
+    "none"         no init: the program is a plain child in its own process group
+
 Invariant: a program inherits nothing but the descriptors made for it and this process's warm modules:
 the spawner never holds another program's bytes. It ends when the supervisor's socket does.
-With isolation "none" there is no init: the program is a plain child in its own process group.
 """
 
 from __future__ import annotations
 
+import contextlib
 import fcntl
 import gc
 import importlib
@@ -25,8 +29,7 @@ import sys
 import time
 from typing import Any, NoReturn
 
-from . import agent_confine as confine
-from . import agent_session as session
+from . import confine, container, session
 
 Job = dict[str, Any]
 DESCRIPTORS = 4  # input, stdout, stderr, marks
@@ -64,6 +67,12 @@ def place(fds: list[int]) -> None:
     for number, fd in enumerate(high):
         os.dup2(fd, number)
     os.closerange(len(fds), resource.getrlimit(resource.RLIMIT_NOFILE)[0])
+
+
+def _keep(fd: int) -> int:
+    """Close every descriptor but this one; its number from now on."""
+    place([fd])
+    return 0
 
 
 def exit_code(status: int) -> int:
@@ -119,6 +128,7 @@ class Spawner:
     def __init__(self, channel: socket.socket, settings: Job) -> None:
         self._channel = channel
         self._isolated: bool = settings["isolation"] == "namespaces"
+        self._guarded: bool = settings["isolation"] == "container"
         self._cgroups: list[int] = settings["cgroups"]
         self._preload: list[str] = settings["preload"]
         self._bundle: str = settings["bundle"]
@@ -149,7 +159,8 @@ class Spawner:
     def _warm_up(self) -> None:
         if not self._isolated:
             confine.prctl(confine.PR_SET_CHILD_SUBREAPER, 1)
-        sys.path.remove(self._bundle)
+        if self._bundle:
+            sys.path.remove(self._bundle)
         site.main()
         for name in self._preload:
             importlib.import_module(name)
@@ -168,7 +179,9 @@ class Spawner:
 
     def _signal(self, pid: int, number: int) -> None:
         try:
-            if self._isolated or number == signal.SIGINT:
+            if self._guarded and number == signal.SIGKILL:
+                os.kill(pid, signal.SIGTERM)  # which the guard makes the end of the program
+            elif self._isolated or number == signal.SIGINT:
                 os.kill(pid, number)
             else:
                 os.killpg(pid, number)
@@ -191,16 +204,25 @@ class Spawner:
     def _spawn(self, job: Job, fds: list[int]) -> None:
         if self._isolated:
             confine.unshare(confine.CLONE_NEWPID)
+        if self._guarded:
+            signal.pthread_sigmask(signal.SIG_BLOCK, container.STOPS)
         pid = os.fork()
         if pid == 0:
             self._child(job, fds)
         if self._isolated:
             confine.setns(self._own_pids, confine.CLONE_NEWPID)
+        elif self._guarded:
+            signal.pthread_sigmask(signal.SIG_UNBLOCK, container.STOPS)
         else:
-            os.setpgid(pid, pid)
+            self._lead_a_group(pid)
         self._pids[job["key"]] = pid
         for fd in fds:
             os.close(fd)
+
+    def _lead_a_group(self, pid: int) -> None:
+        """This process does it, or the child: once that runs its command, the kernel refuses it here."""
+        with contextlib.suppress(PermissionError, ProcessLookupError):
+            os.setpgid(pid, pid)
 
     def _reap(self) -> None:
         keys = {pid: key for key, pid in self._pids.items()}
@@ -213,7 +235,7 @@ class Spawner:
                 return
             if pid in keys:
                 del self._pids[keys[pid]]
-                if not self._isolated:
+                if not self._isolated and not self._guarded:
                     self._signal(pid, signal.SIGKILL)  # the rest of its group
                 self._report({"key": keys[pid], "status": status})
 
@@ -223,6 +245,8 @@ class Spawner:
             signal.signal(signal.SIGCHLD, signal.SIG_DFL)
             if self._isolated:
                 self._init(job, fds)
+            if self._guarded:
+                container.guard(job, lambda: _keep(fds[3]), lambda: self._program(job, fds))
             os.setpgid(0, 0)
             if job["cgroup"]:
                 confine.join_cgroups(self._cgroups, job["cgroup"])
@@ -268,7 +292,7 @@ class Spawner:
         else:
             place(fds[:3])
         os.chdir(job["cwd"])
-        self._confine(job["limits"])
+        self._confine(job)
         if argv is None:
             os.environ.clear()
             os.environ.update(job["env"])
@@ -285,12 +309,16 @@ class Spawner:
             os.write(2, f"sandbox: cannot run {argv[0]}: {error.strerror}\n".encode())
             os._exit(126 if isinstance(error, PermissionError) else 127)
 
-    def _confine(self, limits: dict[str, int]) -> None:
+    def _confine(self, job: Job) -> None:
         if self._isolated:
             confine.become_user()
-        confine.set_limits(limits)
-        if self._isolated:
+        elif self._guarded:
+            confine.first_victim()
+            confine.drop_bounding_set()
+            confine.become(job["uid"])
+        confine.set_limits(job["limits"])
+        if self._isolated or self._guarded:
             confine.drop_capabilities()
         confine.no_new_privileges()
-        if self._isolated and self._filter is not None:
+        if (self._isolated or self._guarded) and self._filter is not None:
             confine.install(self._filter)

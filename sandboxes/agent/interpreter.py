@@ -16,21 +16,24 @@ import zipfile
 from dataclasses import dataclass
 from pathlib import Path
 
-from ..provider import Misconfigured
+from ..errors import Misconfigured
 
 PACKAGE = "rz_agent_inside"
 MODULES = (
-    "agent_wire",
-    "agent_output",
-    "agent_files",
-    "agent_confine",
-    "agent_session",
-    "agent_programs",
-    "agent_spawner",
-    "agent_main",
+    "wire",
+    "output",
+    "files",
+    "control",
+    "confine",
+    "family",
+    "container",
+    "session",
+    "programs",
+    "spawner",
+    "supervisor",
 )
 # argv: the control socket's descriptor, the archive
-BOOT = f"import sys; sys.path.insert(0, sys.argv[2]); from {PACKAGE}.agent_main import main; main()"
+BOOT = f"import sys; sys.path.insert(0, sys.argv[2]); from {PACKAGE}.supervisor import main; main()"
 _ASK = """
 import base64, ctypes, importlib.util, json, marshal, os, select, sys
 compiled = {}
@@ -55,7 +58,7 @@ class Interpreter:
 
 
 def _sources() -> dict[str, str]:
-    here = Path(__file__).parent
+    here = Path(__file__).parent.parent / "inside"
     return {"__init__": "", **{name: (here / f"{name}.py").read_text() for name in MODULES}}
 
 

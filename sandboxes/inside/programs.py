@@ -1,7 +1,8 @@
 """One running program as the supervisor sees it: its pipes, and the call that waits for it.
 
 A command serves one call and ends. A session serves many, one after the other, and each call ends with
-the mark that carries its number. Bytes beyond the limits are counted and dropped, never held.
+the mark that carries its number. Bytes beyond the limits are counted and dropped, never held. A stream is
+a command that is talked with: nothing of it is dropped, it stands still while nobody takes its output.
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ import struct
 import time
 from typing import Any
 
-from .agent_output import Kept
+from .output import Kept
 
 GRACE_S = 1.0  # between interrupting a cell and killing its session
 START_S = 30.0  # for a program to be ready: afterwards the sandbox is at fault, not the program
@@ -26,7 +27,10 @@ class Call:
         self.id: int = header["id"]
         self.timeout: float = header["timeout"]
         self.flood: int = header["flood"]
-        self.out, self.err = Kept(header["cap"]), Kept(header["cap"])
+        self.cap: int = header["cap"]
+        # a stream is held back at its cap; what its pipe holds in the end comes on top, whole
+        kept = 2 * (self.cap + 2 * _PIECE) if header["op"] == "start" else self.cap
+        self.out, self.err = Kept(kept), Kept(kept)
         self.fresh = fresh
         self.timed_out = self.flooded = self.interrupted = self.cancelled = False
         self.number = 0
@@ -38,17 +42,27 @@ class Call:
         header = {
             "id": self.id, "code": code, "signal": signal_number, "died": died, "fresh": self.fresh,
             "timed_out": self.timed_out, "flooded": self.flooded, "cut": self.out.cut or self.err.cut,
-            "out": len(out), "totals": [self.out.total, self.err.total],
+            "out": len(out),
+            "totals": [self.out.total + self.out.taken, self.err.total + self.err.taken],
             "duration": time.monotonic() - self.begun,
         }  # fmt: skip
         return header, out + err
 
 
 class Program:
-    """The supervisor's ends of one program's pipes, and what is going on in them."""
+    """The supervisor's ends of one program's pipes, and what is going on in them.
 
-    def __init__(self, key: int, session: str | None) -> None:
-        self.key, self.session = key, session
+    stream     talked with: its input ends when it is told so, its output waits for a `reader`
+    finished   of out and err, those that have ended
+    acks       ids of calls to be answered once its input has taken all that waits
+    """
+
+    def __init__(self, key: int, session: str | None, stream: bool = False) -> None:
+        self.key, self.session, self.stream = key, session, stream
+        self.input_ends = session is None and not stream
+        self.finished: set[int] = set()
+        self.reader = 0
+        self.acks: list[int] = []
         self.call: Call | None = None
         self.ready = session is None
         self.killed = False
@@ -95,13 +109,27 @@ class Program:
         except BlockingIOError:
             return True
         if self.call is not None:
-            (self.call.out if fd == self.out else self.call.err).add(data)
+            self._kept(self.call, fd).add(data)
+        if not data:
+            self.finished.add(fd)
         return bool(data)
 
     def over_limit(self) -> bool:
         """Whether the current call has written more than it may."""
         call = self.call
-        return call is not None and call.out.total + call.err.total > call.flood
+        return call is not None and not self.stream and call.out.total + call.err.total > call.flood
+
+    def full(self, fd: int) -> bool:
+        """Whether a stream holds as much as it may until somebody takes it."""
+        call = self.call
+        return call is not None and self.stream and self._kept(call, fd).total >= call.cap
+
+    def _kept(self, call: Call, fd: int) -> Kept:
+        return call.out if fd == self.out else call.err
+
+    def pending(self) -> bool:
+        """Whether there is output to be taken."""
+        return self.call is not None and self.call.out.total + self.call.err.total > 0
 
     def drain(self) -> None:
         """Take what is in the pipes now; bounded, as something may still be writing."""
@@ -114,7 +142,7 @@ class Program:
                 if not data:
                     break
                 if self.call is not None:
-                    (self.call.out if fd == self.out else self.call.err).add(data)
+                    self._kept(self.call, fd).add(data)
 
     def read_marks(self) -> tuple[int | None, bool]:
         """(exit code of the current cell if its mark came, whether the descriptor ended)."""

@@ -4,8 +4,8 @@
     harness <--answers-- supervisor <--------- pipes of every program ---------/
 
 Many calls are in flight at once, told apart by their id; one loop serves them all, so no program can
-make another one wait. The end of the control socket, or of the harness process, is the end of the agent,
-and the agent's end is the end of the PID namespace: a sandbox cannot outlive its harness.
+make another one wait. The end of the channel, of the harness process, or of the time it was given, is the end
+of the agent, and the agent's end is the end of the PID namespace: a sandbox cannot outlive its harness.
 """
 
 from __future__ import annotations
@@ -23,11 +23,12 @@ import time
 from collections.abc import Callable
 from typing import Any, NoReturn
 
-from . import agent_confine as confine
-from . import agent_files as files
-from .agent_programs import GRACE_S, START_S, Call, Program
-from .agent_spawner import Spawner, exit_code, send_job
-from .agent_wire import Header, pack, take
+from . import confine, files
+from .container import Ground, OutOfMemory
+from .control import Control
+from .programs import GRACE_S, START_S, Call, Program
+from .spawner import Spawner, exit_code, send_job
+from .wire import Header
 
 READ, WRITE = selectors.EVENT_READ, selectors.EVENT_WRITE
 
@@ -35,8 +36,12 @@ READ, WRITE = selectors.EVENT_READ, selectors.EVENT_WRITE
 class Supervisor:
     """The loop between the harness and the programs."""
 
-    def __init__(self, control: socket.socket, spawner: socket.socket, settings: Header) -> None:
+    def __init__(
+        self, control: Control, spawner: socket.socket, settings: Header, ground: Ground | None
+    ) -> None:
         self._control, self._spawner, self._settings = control, spawner, settings
+        self._ground = ground  # of a container
+        self._memory = OutOfMemory() if ground else None
         self._selector = selectors.DefaultSelector()
         self._programs: dict[int, Program] = {}
         self._sessions: dict[str, Program] = {}
@@ -44,18 +49,17 @@ class Supervisor:
         self._timers: list[tuple[float, int, Callable[[], None]]] = []
         self._timer_count = 0
         self._after_exit: list[tuple[set[int], Callable[[], None]]] = []
-        self._incoming, self._outgoing = bytearray(), bytearray()
         self._from_spawner = b""
+        self._live_until = float("inf")
 
-    def run(self, incoming: bytearray) -> NoReturn:
-        """Serve until the harness is gone; `incoming` is what came after the first frame."""
-        self._incoming = incoming
-        self._control.setblocking(False)
-        self._watch(self._control, self._on_control)
+    def run(self) -> NoReturn:
+        """Serve until the harness is gone."""
         self._watch(self._spawner, self._on_spawner)
         if self._settings["owner"] >= 0:
             self._watch(self._settings["owner"], lambda _: os._exit(0))
-        self._dispatch()
+        if self._settings["lifetime_s"] is not None:
+            self._live(self._settings["lifetime_s"])
+        self._control.serve(self._selector, self._handle)
         while True:
             for key, events in self._selector.select(self._fire_timers()):
                 if self._selector.get_map().get(key.fd) is key:  # not dropped by an earlier one of this round
@@ -81,49 +85,33 @@ class Supervisor:
         return max(0.0, self._timers[0][0] - time.monotonic()) if self._timers else None
 
     def _reply(self, header: Header, body: bytes = b"") -> None:
-        self._outgoing += pack(header, body)
-        self._flush()
+        self._control.send(header, body)
 
-    def _flush(self) -> None:
+    def _handle(self, header: Header, body: bytes) -> None:
+        handle: Callable[[Header, bytes], None] = getattr(self, "_do_" + header["op"])
         try:
-            while self._outgoing:
-                del self._outgoing[: self._control.send(self._outgoing[: 1 << 20])]
-        except BlockingIOError:
-            pass
-        except OSError:
-            os._exit(0)
-        events = READ | WRITE if self._outgoing else READ
-        if self._selector.get_key(self._control).events != events:
-            self._selector.modify(self._control, events, self._on_control)
+            handle(header, body)
+        except (OSError, ValueError) as error:
+            kind = "file" if header["op"] in ("read", "write", "list") else "start"
+            self._reply({"id": header["id"], "error": kind, "message": str(error)})
 
-    def _on_control(self, events: int) -> None:
-        if events & WRITE:
-            self._flush()
-        if events & READ:
-            try:
-                data = self._control.recv(1 << 20)
-            except BlockingIOError:
-                return
-            except OSError:
-                data = b""
-            if not data:
+    def _live(self, seconds: float) -> None:
+        """End in so many seconds, unless told a later time before."""
+
+        def end() -> None:
+            if time.monotonic() >= self._live_until:
                 os._exit(0)
-            self._incoming += data
-            self._dispatch()
 
-    def _dispatch(self) -> None:
-        while (frame := take(self._incoming)) is not None:
-            header, body = frame
-            handle: Callable[[Header, bytes], None] = getattr(self, "_do_" + header["op"])
-            try:
-                handle(header, body)
-            except (OSError, ValueError) as error:
-                kind = "file" if header["op"] in ("read", "write") else "start"
-                self._reply({"id": header["id"], "error": kind, "message": str(error)})
+        self._live_until = time.monotonic() + seconds
+        self._after(seconds, end)
 
     # -- operations -------------------------------------------------------------------------------------
 
     def _do_ping(self, header: Header, body: bytes) -> None:
+        self._reply({"id": header["id"]})
+
+    def _do_keepalive(self, header: Header, body: bytes) -> None:
+        self._live(header["seconds"])
         self._reply({"id": header["id"]})
 
     def _do_exec(self, header: Header, body: bytes) -> None:
@@ -131,6 +119,58 @@ class Supervisor:
         call = Call(header, fresh=False)
         self._begin(program, call, body)
         self._after(call.timeout, lambda: self._overdue(program, call))
+
+    def _do_start(self, header: Header, body: bytes) -> None:
+        program = self._start(header, None, stream=True)
+        call = Call(header, fresh=False)
+        self._begin(program, call, b"")
+        if header["timeout"] is not None:  # else it lives as long as the sandbox
+            self._after(call.timeout, lambda: self._overdue(program, call))
+
+    def _started(self, header: Header) -> Program | None:
+        """The stream that a frame is about, while it lives."""
+        for program in self._programs.values():
+            if program.stream and program.call is not None and program.call.id == header["target"]:
+                return program
+        return None
+
+    def _do_input(self, header: Header, body: bytes) -> None:
+        program = self._started(header)
+        if program is None or program.input < 0:
+            self._reply({"id": header["id"]})
+            return
+        program.waiting = memoryview(bytes(program.waiting) + body)
+        program.input_ends |= header["end"]
+        program.acks.append(header["id"])
+        self._feed(program)
+
+    def _do_output(self, header: Header, body: bytes) -> None:
+        program = self._started(header)
+        if program is None:
+            self._reply({"id": header["id"], "ended": True, "out": 0})
+            return
+        self._hand_out(program)  # a reader that is still there hears that nothing came
+        program.reader = header["id"]
+        if program.pending() or header["wait"] <= 0:
+            self._hand_out(program)
+        else:
+            self._after(header["wait"], lambda: self._hand_out(program, header["id"]))
+
+    def _hand_out(self, program: Program, reader: int | None = None) -> None:
+        """Answer the waiting reader (that one, if named) with what is there, and let the program go on."""
+        call = program.call
+        if not program.reader or call is None or reader not in (None, program.reader):
+            return
+        out, err = call.out.take(), call.err.take()
+        self._reply({"id": program.reader, "ended": False, "out": len(out)}, out + err)
+        program.reader = 0
+        for fd in (program.out, program.err):
+            if fd not in program.finished:
+                self._listen(program, fd)
+
+    def _do_stop(self, header: Header, body: bytes) -> None:
+        program = self._started(header)
+        self._end([] if program is None else [program], lambda: self._reply({"id": header["id"]}))
 
     def _do_cell(self, header: Header, body: bytes) -> None:
         program = self._sessions.get(header["session"])
@@ -172,32 +212,53 @@ class Supervisor:
         data = files.read(header["path"], header["max"], self._settings["writable"])
         self._reply({"id": header["id"]}, data)
 
+    def _do_list(self, header: Header, body: bytes) -> None:
+        entries = files.list_folder(header["path"], self._settings["writable"])
+        self._reply({"id": header["id"], "entries": entries})
+
     def _do_write(self, header: Header, body: bytes) -> None:
         files.write(header["path"], body, header["mode"], self._settings["writable"])
         self._reply({"id": header["id"]})
 
     # -- programs ---------------------------------------------------------------------------------------
 
-    def _start(self, header: Header, session: str | None) -> Program:
+    def _start(self, header: Header, session: str | None, stream: bool = False) -> Program:
         self._next_key += 1
-        program = Program(self._next_key, session)
+        program = Program(self._next_key, session, stream)
         self._programs[program.key] = program
         job = {
             "op": "spawn", "key": program.key, "argv": header.get("argv"), "env": header["env"],
             "cwd": header["cwd"], "limits": header["limits"], "cgroup": header["cgroup"],
             "private": session is not None,
+            "uid": 0, "guard_uid": 0,
         }  # fmt: skip
+        if self._ground:
+            job["uid"] = self._ground.uid_for(session, list(self._sessions))
+            job["guard_uid"] = self._ground.guard_uid(program.key)
         send_job(self._spawner, job, program.theirs)
         program.hand_over()
         self._watch(program.marks, lambda _: self._on_marks(program))
         return program
 
+    def _out_of_memory(self, program: Program, number: int | None) -> bool:
+        """Whether the kernel killed for memory meanwhile, and nobody but this program can have been meant."""
+        if self._memory is None or not self._memory.end(program.key):
+            return False
+        if number == signal.SIGKILL and not program.killed:
+            return True
+        return all(other is program or other.call is None for other in self._programs.values())
+
     def _begin(self, program: Program, call: Call, body: bytes) -> None:
+        if self._memory:
+            self._memory.begin(program.key)
         program.begin(call, body)
         for fd in (program.out, program.err):
-            if fd not in self._selector.get_map():
-                self._watch(fd, lambda _, fd=fd: self._on_output(program, fd))  # type: ignore[misc]
+            self._listen(program, fd)
         self._feed(program)
+
+    def _listen(self, program: Program, fd: int) -> None:
+        if fd not in self._selector.get_map():
+            self._watch(fd, lambda _: self._on_output(program, fd))
 
     def _feed(self, program: Program) -> None:
         done = program.feed()
@@ -206,9 +267,12 @@ class Supervisor:
             self._forget(program.input)
         elif not done and not watched:
             self._watch(program.input, lambda _: self._feed(program), WRITE)
-        if done and program.session is None:
-            os.close(program.input)
-            program.input = -1
+        if done:
+            while program.acks:
+                self._reply({"id": program.acks.pop()})
+            if program.input_ends:
+                os.close(program.input)
+                program.input = -1
 
     def _on_output(self, program: Program, fd: int) -> None:
         # between cells output stays in the pipe, which in the end stops the writer
@@ -217,6 +281,10 @@ class Supervisor:
         elif program.over_limit() and not program.call.flooded:
             program.call.flooded = True
             self._stop(program, program.call)
+        elif program.stream:
+            if program.full(fd):
+                self._forget(fd)
+            self._hand_out(program)
 
     def _on_marks(self, program: Program) -> None:
         was_ready = program.ready
@@ -230,7 +298,8 @@ class Supervisor:
         if code is not None and call is not None:
             program.drain()
             program.call = None
-            self._reply(*call.result(code, None, died=False))
+            header, output = call.result(code, None, died=False)
+            self._reply(header | {"oom": self._out_of_memory(program, None)}, output)
 
     def _overdue(self, program: Program, call: Call) -> None:
         if program.call is call:
@@ -271,14 +340,19 @@ class Supervisor:
         *lines, self._from_spawner = (self._from_spawner + data).split(b"\n")
         for line in lines:
             message = json.loads(line)
+            if "failed" in message:
+                raise RuntimeError(f"the spawner ended: {message['failed']}")
             program = self._programs.pop(message["key"], None)
             if program is not None:
                 self._gone(program, message["status"])
 
     def _gone(self, program: Program, status: int) -> None:
         """Everything of this program has ended; answer whoever waits for it."""
+        self._hand_out(program)
         program.read_marks()
         program.drain()
+        for ack in program.acks:
+            self._reply({"id": ack})
         if not program.killed and program.status is not None:
             status = program.status
         for fd in (program.input, program.out, program.err, program.marks):
@@ -300,22 +374,11 @@ class Supervisor:
             self._reply({"id": call.id, "error": "start", "message": message or "not ready in time"})
             return
         number = status & 127 or None
-        self._reply(*call.result(exit_code(status), number, died=program.session is not None))
+        header, output = call.result(exit_code(status), number, died=program.session is not None)
+        self._reply(header | {"oom": self._out_of_memory(program, number)}, output)
 
 
-def _first_frame(control: socket.socket) -> tuple[Header, bytearray]:
-    buffer = bytearray()
-    while True:
-        frame = take(buffer)
-        if frame is not None:
-            return frame[0], buffer
-        data = control.recv(65536)
-        if not data:
-            os._exit(0)
-        buffer += data
-
-
-def _start_spawner(settings: Header, control: socket.socket) -> socket.socket:
+def _start_spawner(settings: Header, control: Control) -> socket.socket:
     ours, theirs = socket.socketpair()
     if os.fork() == 0:
         try:
@@ -338,11 +401,8 @@ def _hello(spawner: socket.socket) -> Header:
     return {**answer, "id": 0, "syscall_filter": confine.syscall_filter() is not None}
 
 
-def main() -> NoReturn:
-    """Entry: `argv[1]` is the control socket's descriptor; the first frame holds the settings."""
-    control = socket.socket(fileno=int(sys.argv[1]))
-    control.set_inheritable(False)
-    settings, rest = _first_frame(control)
+def _prepare(settings: Header) -> Ground | None:
+    """What this process has to be before it starts another one."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # a terminal's Ctrl-C is for the harness
     confine.prctl(confine.PR_SET_DUMPABLE, 0)
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
@@ -350,11 +410,21 @@ def main() -> NoReturn:
     for fd in settings["join"]:
         os.write(fd, b"0")
         os.close(fd)
+    return Ground(settings["writable"]) if settings["isolation"] == "container" else None
+
+
+def main() -> NoReturn:
+    """Entry: `argv[1]` names the channel's descriptors; the first frame holds the settings."""
+    control = Control.of(sys.argv[1])
+    settings, _ = control.first()
+    ground = _prepare(settings)
     spawner = _start_spawner(settings, control)
     for fd in settings["cgroups"]:
         os.close(fd)
+    if ground:
+        ground.use_files_like_programs()
     hello = _hello(spawner)
-    control.sendall(pack(hello))
+    control.greet(hello)
     if "failed" in hello:
         os._exit(1)
-    Supervisor(control, spawner, settings).run(rest)
+    Supervisor(control, spawner, settings, ground).run()

@@ -39,6 +39,28 @@ def read(path: str, limit: int, folders: Sequence[str]) -> bytes:
         os.close(fd)
 
 
+def list_folder(path: str, folders: Sequence[str]) -> list[tuple[str, str, int]]:
+    """(name, kind, size) of what lies in it, by name; links are not followed. OSError otherwise."""
+    fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        if not _inside(fd, folders):
+            raise OSError(errno.EACCES, "not in a writable folder of the sandbox", path)
+        with os.scandir(fd) as entries:
+            return sorted(_described(entry) for entry in entries)
+    finally:
+        os.close(fd)
+
+
+def _described(entry: os.DirEntry[str]) -> tuple[str, str, int]:
+    if entry.is_symlink():
+        return entry.name, "link", 0
+    if entry.is_dir():
+        return entry.name, "folder", 0
+    if entry.is_file():
+        return entry.name, "file", entry.stat(follow_symlinks=False).st_size
+    return entry.name, "other", 0
+
+
 def write(path: str, data: bytes, mode: int, folders: Sequence[str]) -> None:
     """Replace the file atomically, making its folders. OSError when it lies outside `folders`."""
     parent, name = os.path.split(path)

@@ -14,7 +14,8 @@ class Kept:
 
     def __init__(self, limit: int) -> None:
         self.half = max(1, limit // 2)
-        self.total = 0
+        self.total = 0  # of what is held now
+        self.taken = 0
         self._head = bytearray()
         self._tail = bytearray()
 
@@ -35,6 +36,15 @@ class Kept:
         cut = self.total - len(self._head) - len(tail)
         mark = b"\n[... %d bytes cut ...]\n" % cut if cut else b""
         return bytes(self._head) + mark + tail
+
+    def take(self) -> bytes:
+        """The kept bytes, which are then forgotten."""
+        value = self.value()
+        self.taken += self.total
+        self.total = 0
+        self._head.clear()
+        self._tail.clear()
+        return value
 
     @property
     def cut(self) -> bool:

@@ -1,0 +1,140 @@
+"""What keeps programs apart where nobody may make namespaces: inside a container, as its root.
+
+    Ground        uids: one that commands share, with the container's files; one more for each session
+    OutOfMemory   the kernel's own count of processes that it killed for memory here
+    guard         the first process of a program: starts it, and leaves nothing of it
+
+Invariants: a program is never root and shares its uid with no other container of the machine (the kernel
+counts processes by uid). When a guard has ended, so has everything that its program ever started: orphans
+come to the guard, whatever session or group they made for themselves.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import random
+import shutil
+import signal
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any, NoReturn
+
+from . import confine
+from .family import Family
+
+SESSIONS = "/sessions"  # a folder for each session, closed to all others
+_BLOCK = 2048  # uids of programs, and as many of their guards
+_MEMORY = ("/sys/fs/cgroup/memory/memory.oom_control", "/sys/fs/cgroup/memory.events")
+STOPS = (signal.SIGINT, signal.SIGTERM)
+
+
+class Ground:
+    """The uids of one container, and the files that its commands share."""
+
+    def __init__(self, writable: Sequence[str]) -> None:
+        blocks = confine.mapped_uids() // (2 * _BLOCK)
+        self.uid = 2 * _BLOCK * random.SystemRandom().randrange(blocks // 2, blocks)
+        self._sessions: dict[str, int] = {}
+        # an image's folder gives its mode to what is mounted over it
+        for folder, mode in ((writable[0], 0o755), (SESSIONS, 0o711), ("/tmp", 0o1777), ("/dev/shm", 0o1777)):
+            os.chmod(folder, mode)
+        os.chown(writable[0], self.uid, self.uid)
+
+    def uid_for(self, session: str | None, living: Sequence[str]) -> int:
+        """Of commands, or of a session: no other one of the `living` has it."""
+        if session is None:
+            return self.uid
+        self._sessions = {name: uid for name, uid in self._sessions.items() if name in living}
+        taken = set(self._sessions.values())
+        free = (uid for uid in range(self.uid + 1, self.uid + _BLOCK) if uid not in taken)
+        return self._sessions.setdefault(session, next(free))
+
+    def guard_uid(self, key: int) -> int:
+        """One for the guard of a program."""
+        return self.uid + _BLOCK + key % _BLOCK
+
+    def use_files_like_programs(self) -> None:
+        """This process reads and writes files as a command would, not as root."""
+        confine.use_files_as(self.uid)
+
+
+class OutOfMemory:
+    """Whether the kernel has killed for memory since a program's call began."""
+
+    def __init__(self) -> None:
+        self._path = next((path for path in _MEMORY if os.path.exists(path)), None)
+        self._seen: dict[int, int] = {}
+
+    def _kills(self) -> int:
+        if self._path is None:
+            return 0
+        lines = Path(self._path).read_text().splitlines()
+        return next((int(line.split()[1]) for line in lines if line.startswith("oom_kill ")), 0)
+
+    def begin(self, key: int) -> None:
+        """A call begins."""
+        self._seen[key] = self._kills()
+
+    def end(self, key: int) -> bool:
+        """The call ends: whether there was one meanwhile."""
+        return self._kills() > self._seen.pop(key, 0)
+
+
+def guard(job: dict[str, Any], report: Callable[[], int], start: Callable[[], NoReturn]) -> NoReturn:
+    """The life of one program. `start` becomes it; `report` closes all but the descriptor for its end.
+
+    SIGINT: end what the program started, then interrupt it. SIGTERM: end all of it.
+    The two are blocked when this is called.
+    """
+    confine.prctl(confine.PR_SET_CHILD_SUBREAPER, 1)
+    os.setsid()
+    if job["private"]:
+        job["cwd"] = job["env"]["HOME"] = _private_folder(job["uid"])
+    program = os.fork()
+    if program == 0:
+        for number in STOPS:
+            signal.signal(number, signal.SIG_DFL)
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, STOPS)
+        start()
+    family = Family(job["uid"], alone=job["private"], own_uid=job["guard_uid"])
+
+    def leave(status: int) -> NoReturn:
+        family.end()
+        if job["private"]:
+            _forget_files(job["uid"])
+        os.write(out, b"exit %d\n" % status)
+        os._exit(0)
+
+    out = report()
+    signal.signal(signal.SIGINT, lambda *_: family.interrupt(program))
+    signal.signal(signal.SIGTERM, lambda *_: leave(signal.SIGKILL))
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, STOPS)
+    while True:
+        pid, status = os.wait()
+        if pid == program:
+            leave(status)
+
+
+def _private_folder(uid: int) -> str:
+    folder = f"{SESSIONS}/{uid}"
+    os.mkdir(folder, 0o700)
+    os.chown(folder, uid, uid)
+    return folder
+
+
+def _forget_files(uid: int) -> None:
+    """Remove what a session has left in folders that all may write to."""
+    shutil.rmtree(f"{SESSIONS}/{uid}", ignore_errors=True)
+    for top in ("/tmp", "/dev/shm"):
+        for _, folders, files, here in os.fwalk(top, topdown=False):
+            for name in files:
+                _remove(os.unlink, name, here, uid)
+            for name in folders:
+                _remove(os.rmdir, name, here, uid)
+
+
+def _remove(how: Callable[..., None], name: str, here: int, uid: int) -> None:
+    with contextlib.suppress(OSError):
+        if os.stat(name, dir_fd=here, follow_symlinks=False).st_uid == uid:
+            how(name, dir_fd=here)

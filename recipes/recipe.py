@@ -20,7 +20,7 @@ from pydantic import Field, ValidationError, model_validator
 
 from ..errors import ConfigError
 from ..learner.learner_config import MOST, LearnerConfig
-from ..sandboxes.config import SandboxConfig
+from ..sandboxes.config import START_S, SandboxConfig
 from .recipe_faults import first_fault
 from .sections import (
     AuditSection,
@@ -158,6 +158,15 @@ class Recipe(Section):
                 "end the step instead of being told to the policy.",
                 f"Use at most {rollout.step_deadline_s:g}, or a longer rollout.step_deadline_s.",
             )
+        needed = rollout.episode_deadline_s + sandbox.needed_s
+        if sandbox.lifetime_s < needed:
+            return (
+                "sandbox.lifetime_s",
+                sandbox.lifetime_s,
+                f"is shorter than rollout.episode_deadline_s + sandbox.scoring_buffer_s + {START_S:g} s to "
+                f"start = {needed:g}: an episode would lose its sandbox before it is scored.",
+                f"Use at least {needed:g}, or a shorter rollout.episode_deadline_s.",
+            )
         return None
 
     def _runtime_fault(self) -> Fault | None:
@@ -229,6 +238,14 @@ def warnings(recipe: Recipe) -> list[str]:
         said.append(
             f"rollout.episodes_in_flight = {rollout.episodes_in_flight} is never reached: max_lag, "
             f"groups_per_batch and group_size admit {reachable} episodes at most."
+        )
+    sandbox = recipe.sandbox
+    alone = sandbox.provider == "local" and sandbox.local.isolation == "none"
+    if alone and rollout.episodes_in_flight > sandbox.max_live:
+        said.append(
+            'sandbox.local.isolation = "none" gives each episode a sandbox of its own, so '
+            f"rollout.episodes_in_flight = {rollout.episodes_in_flight} will wait for each other: "
+            f"sandbox.max_live = {sandbox.max_live}."
         )
     if recipe.kernels == "standard" and recipe.audit.share > 0 and recipe.audit.on_mismatch == "stop":
         said.append(

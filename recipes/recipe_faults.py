@@ -11,6 +11,7 @@ from pydantic.fields import FieldInfo
 from pydantic_core import ErrorDetails
 
 from ..errors import ConfigError
+from ..sandboxes.secret import HIDDEN, is_secret
 
 _KINDS = {
     "int_type": "a whole number",
@@ -34,15 +35,16 @@ def first_fault(error: ValidationError, model: type[BaseModel], source: str) -> 
     fault = faults[0]
     path = [str(part) for part in fault["loc"] if not str(part).startswith(("function-", "tagged-"))]
     more = f" ({len(faults) - 1} more after this one.)" if len(faults) > 1 else ""
+    shown = HIDDEN if is_secret(path, model) else fault["input"]
     if fault["type"] == "extra_forbidden":
         return ConfigError(
             source=source,
             key=".".join(path),
-            value=fault["input"],
+            value=shown,
             why="is no key of a recipe.",
             remedy=_near_miss(path, model) + more,
         )
-    value = "(missing)" if fault["type"] == "missing" else fault["input"]
+    value = "(missing)" if fault["type"] == "missing" else shown
     if isinstance(value, Mapping):
         value = "(this table)"
     return ConfigError(

@@ -99,7 +99,7 @@ def _toml_value(key: str, text: str) -> Any:
 
 def _finish(tables: Tables, source: str, overrides: Sequence[str], sandbox: Path | None) -> Recipe:
     if sandbox is not None:
-        text = _read_file(sandbox)
+        text = read_toml(sandbox)
         tables["sandbox"] = text.get("sandbox", text)
         source = f"{source} with {sandbox}"
     for override in overrides:
@@ -122,10 +122,11 @@ def _read(name_or_file: str) -> tuple[Tables, str]:
             why="is no file and no shipped recipe.",
             remedy=f"{hint}Shipped: {', '.join(shipped())}.",
         )
-    return _read_file(path), str(path)
+    return read_toml(path), str(path)
 
 
-def _read_file(path: Path) -> Tables:
+def read_toml(path: Path) -> Tables:
+    """The tables of a TOML file; ConfigError when there are none to be read."""
     try:
         return tomllib.loads(path.read_text())
     except tomllib.TOMLDecodeError as error:

@@ -9,64 +9,23 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, Literal, Self
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+from pydantic import BaseModel, Field, ValidationError, model_validator
 
 from ..errors import ConfigError
-from .provider import Limits, SandboxSpec, Total
+from .secret import HIDDEN, is_secret
+from .spec import Limits, SandboxSpec, Total
+from .tables import (
+    DesktopTable,
+    DockerTable,
+    E2bTable,
+    LimitsTable,
+    LocalTable,
+    NetworkTable,
+    Table,
+    TotalTable,
+)
 
-
-class _Table(BaseModel):
-    model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
-
-
-class LimitsTable(_Table):
-    """`[sandbox.limits]`: of one command or one session; see `provider.Limits` for units."""
-
-    memory_mb: int = Field(default=512, ge=16)
-    pids: int = Field(default=64, ge=1)
-    disk_mb: int = Field(default=64, ge=1)
-    cpu_s: int = Field(default=300, ge=1)
-    open_files: int = Field(default=256, ge=16)
-    timeout_s: float = Field(default=10.0, gt=0)
-    output_bytes: int = Field(default=65536, ge=256)
-    flood_bytes: int = Field(default=16 << 20, ge=4096)
-
-
-class TotalTable(_Table):
-    """`[sandbox.total]`: of one whole sandbox; see `provider.Total`."""
-
-    memory_mb: int = Field(default=4096, ge=64)
-    pids: int = Field(default=4096, ge=16)
-    cpus: float | None = Field(default=None, gt=0)
-
-
-class NetworkTable(_Table):
-    """`[sandbox.network]`."""
-
-    mode: Literal["none"] = "none"
-
-
-class LocalTable(_Table):
-    """`[sandbox.local]`: how this machine isolates, and with which Python.
-
-    isolation   "namespaces" needs bubblewrap; "none" runs the policy's code as this user, with rlimits only
-    python      the interpreter inside; its own folders are shown read-only as well
-    read_only   folders of this machine that programs may see
-    preload     modules that every session finds already imported
-    """
-
-    isolation: Literal["namespaces", "none"] = "namespaces"
-    python: str = "/usr/bin/python3"
-    read_only: tuple[str, ...] = ("/usr",)
-    preload: tuple[str, ...] = (
-        "math",
-        "random",
-        "itertools",
-        "collections",
-        "functools",
-        "fractions",
-        "decimal",
-    )
+START_S = 60.0  # that a sandbox may take to start
 
 
 class _Clash(ValueError):
@@ -77,23 +36,40 @@ class _Clash(ValueError):
         self.key, self.value, self.remedy = key, value, remedy
 
 
-class SandboxConfig(_Table):
+class SandboxConfig(Table):
     """`[sandbox]`.
 
-    provider             "local", the name of an installed plug-in, or "package.module:Class"
+    provider             "local", "docker", "e2b", "desktop", an installed plug-in, or "package.module:Class"
     shared               sandboxes of the run; episodes share them, each in a session of its own
+    lifetime_s           s that one sandbox may live; a shared one is renewed with each episode
+    scoring_buffer_s     s of that life kept for scoring an episode that ran to its deadline
+    max_live             sandboxes of this provider that all runs of this user on this machine hold together
+    max_starting         of those, how many may be starting at once
+    creates_per_s        sandboxes that they ask for in a second; left out: any number
+    warm                 ready sandboxes kept for who asks next; a used one is never handed out again
     on_infra_failure     "mask" the episode, "retry" it once on a new sandbox and then mask, or "stop" the run
     infra_failed_share   of the last episodes that may fail for the place's sake before the run stops
+    env                  variables of every program, in plain words: a recipe is copied into its runs
     """
 
     provider: str = "local"
     shared: int = Field(default=1, ge=1)
+    lifetime_s: float = Field(default=3600.0, gt=0)
+    scoring_buffer_s: float = Field(default=300.0, ge=0)
+    max_live: int = Field(default=64, ge=1)
+    max_starting: int = Field(default=8, ge=1)
+    creates_per_s: float | None = Field(default=None, gt=0)
+    warm: int = Field(default=0, ge=0)
     on_infra_failure: Literal["mask", "retry", "stop"] = "mask"
     infra_failed_share: float = Field(default=0.25, gt=0, le=1)
     limits: LimitsTable = LimitsTable()
     total: TotalTable = TotalTable()
     network: NetworkTable = NetworkTable()
+    env: dict[str, str] = Field(default_factory=dict)
     local: LocalTable = LocalTable()
+    docker: DockerTable = DockerTable()
+    e2b: E2bTable = E2bTable()
+    desktop: DesktopTable = DesktopTable()
 
     @model_validator(mode="after")
     def _one_program_fits(self) -> Self:
@@ -103,6 +79,19 @@ class SandboxConfig(_Table):
                 remedy = f"One program may not have more than the sandbox, total.{key} = {whole}: raise that."
                 raise _Clash(f"sandbox.limits.{key}", one, remedy)
         return self
+
+    @model_validator(mode="after")
+    def _all_fit_at_once(self) -> Self:
+        held = self.shared + self.warm
+        if held > self.max_live:
+            remedy = f"shared + warm = {held} are held at once: raise it to that, or lower those."
+            raise _Clash("sandbox.max_live", self.max_live, remedy)
+        return self
+
+    @property
+    def needed_s(self) -> float:
+        """Seconds of a sandbox's life that are not the episode's own: to start it, and to score after it."""
+        return START_S + self.scoring_buffer_s
 
     @classmethod
     def load(cls, table: Mapping[str, Any], *, source: str) -> SandboxConfig:
@@ -118,28 +107,24 @@ class SandboxConfig(_Table):
             limits=Limits(**self.limits.model_dump()),
             total=Total(**self.total.model_dump()),
             network=self.network.mode,
+            env=self.env,
+            lifetime_s=self.lifetime_s,
             labels=dict(labels or {}),
         )
-
-
-# Keys of providers and modes to come: a recipe written for them should hear that, not "unknown key".
-_LATER = ("docker", "e2b", "desktop", "lifetime_s", "scoring_buffer_s", "max_live", "max_starting", "warm")
 
 
 def _explain(error: ValidationError, source: str) -> ConfigError:
     first = error.errors(include_url=False)[0]
     path = [str(part) for part in first["loc"]]
     key = ".".join(["sandbox", *path])
+    value = HIDDEN if is_secret(path, SandboxConfig) else first["input"]
     if first["type"] == "extra_forbidden":
-        later = path[0] in _LATER or path[-2:] == ["limits", "cpus"]
-        why = "is not supported by this version" if later else "is not a key of this table"
-        return ConfigError(
-            source=source, key=key, value=first["input"], why=why, remedy=f"Remove it. {_known(path[:-1])}"
-        )
+        why, remedy = "is not a key of this table.", f"Remove it. {_known(path[:-1])}"
+        return ConfigError(source=source, key=key, value=value, why=why, remedy=remedy)
     clash = first.get("ctx", {}).get("error")
     if isinstance(clash, _Clash):
         return ConfigError(source=source, key=clash.key, value=clash.value, remedy=clash.remedy)
-    return ConfigError(source=source, key=key, value=first["input"], remedy=f"{first['msg']}.")
+    return ConfigError(source=source, key=key, value=value, remedy=f"{first['msg']}.")
 
 
 def _known(path: list[str]) -> str:

@@ -1,10 +1,13 @@
-"""The sandboxes of one run, shared by all its episodes; a dead one is replaced by the next who asks.
+"""The sandboxes of one run: shared by its episodes where sessions are apart, else one for each episode.
 
-    acquire() -> Sandbox     the living one with the fewest episodes on it
+    acquire() -> Sandbox     for one episode: the living one with the fewest episodes on it, or one of its own
     release(sandbox)         that episode is over
+    lease(spec) -> Sandbox   one of one's own, whatever the provider; its holder closes it
 
-Invariant: at most `size` sandboxes; one that died gets no new episode, and is closed with its last one.
-Waits: a caller for the sandbox that is being made for it; nobody for an episode.
+Invariant: at most `size` shared sandboxes; one that died gets no new episode, and is closed with its last
+one. Episodes never share a sandbox whose sessions see each other's files or processes.
+Waits: a caller for the sandbox that is being made for it, and with one for each episode for a free place
+among `max_live`; nobody for an episode on a shared one.
 """
 
 from __future__ import annotations
@@ -15,63 +18,92 @@ from typing import Self
 
 from ..errors import RunStopped
 from .config import SandboxConfig
-from .provider import Provider, Sandbox, SandboxSpec
-from .registry import make_provider
+from .errors import Died
+from .keeper import Keeper
+from .kept import KeptSandbox
+from .sandbox import Sandbox
+from .spec import SandboxSpec
 
 
 class SandboxPool:
-    """`size` sandboxes, made when they are first needed."""
+    """Up to `size` shared sandboxes, made when they are first needed."""
 
-    def __init__(self, provider: Provider, spec: SandboxSpec, size: int) -> None:
-        self.provider = provider
-        self._spec, self._size = spec, size
-        self._live: list[Sandbox] = []
+    def __init__(self, keeper: Keeper, spec: SandboxSpec, size: int) -> None:
+        self._keeper, self._spec, self._size = keeper, spec, size
+        self._live: list[KeptSandbox] = []
         self._users: dict[str, int] = {}
+        self._own: set[str] = set()
         self._making = asyncio.Lock()
-        self.replaced = 0  # sandboxes that died under the run
+        self.replaced = 0  # shared sandboxes that died under the run
 
     @classmethod
     def of(cls, config: SandboxConfig, *, run_id: str = "") -> Self:
         """The pool that a recipe describes."""
-        labels = {"rz.run": run_id} if run_id else {}
-        return cls(make_provider(config), config.spec(labels), config.shared)
+        return cls(Keeper.of(config, run_id=run_id), config.spec(), config.shared)
+
+    async def lease(self, spec: SandboxSpec | None = None) -> KeptSandbox:
+        """A sandbox that nobody else has, of the recipe's spec or of another. Its holder closes it."""
+        return await self._keeper.create(spec or self._spec)
 
     async def acquire(self) -> Sandbox:
-        """A living sandbox, made now if need be. SandboxError when none can be."""
+        """A living sandbox for one episode, made now if need be. SandboxError when none can be."""
+        if not self._keeper.can.isolates_sessions:
+            own = await self.lease()
+            self._own.add(own.id)
+            return own
         async with self._making:
             await self._drop_dead()
-            idle = [sandbox for sandbox in self._live if not self._users[sandbox.id]]
-            if not idle and len(self._live) < self._size:
-                sandbox = await self.provider.create(self._spec)
-                self._live.append(sandbox)
-                self._users[sandbox.id] = 0
-            chosen = min(self._live, key=lambda sandbox: self._users[sandbox.id])
-            self._users[chosen.id] += 1
-            return chosen
+            for _ in range(self._size + 1):  # each may have died just now, and then there is a new one
+                chosen = await self._least_used()
+                try:
+                    await chosen.keepalive(self._spec.lifetime_s)
+                except Died as error:
+                    died = error
+                    await self._drop(chosen)
+                else:
+                    self._users[chosen.id] += 1
+                    return chosen
+            raise died
 
     async def release(self, sandbox: Sandbox) -> None:
-        """One episode less on it; a dead one is closed when nobody is left."""
-        if sandbox.id in self._users:
+        """One episode less on it; its own, or a dead one that nobody is left on, is closed."""
+        if sandbox.id in self._own:
+            self._own.discard(sandbox.id)
+            await sandbox.close()
+        elif sandbox.id in self._users:
             self._users[sandbox.id] -= 1
             if not self._users[sandbox.id] and sandbox not in self._live:
                 del self._users[sandbox.id]
                 await sandbox.close()
 
+    async def _least_used(self) -> KeptSandbox:
+        idle = [sandbox for sandbox in self._live if not self._users[sandbox.id]]
+        if not idle and len(self._live) < self._size:
+            made = await self._keeper.create(self._spec)
+            self._live.append(made)
+            self._users[made.id] = 0
+        return min(self._live, key=lambda sandbox: self._users[sandbox.id])
+
     async def _drop_dead(self) -> None:
         answers = await asyncio.gather(*(sandbox.alive() for sandbox in self._live))
         for sandbox, alive in zip(list(self._live), answers, strict=True):
             if not alive:
-                self._live.remove(sandbox)
-                self.replaced += 1
-                if not self._users[sandbox.id]:
-                    del self._users[sandbox.id]
-                    await sandbox.close()
+                await self._drop(sandbox)
+
+    async def _drop(self, sandbox: KeptSandbox) -> None:
+        """It gets no new episode; it is closed now when nobody is on it, else with the last one."""
+        self._live.remove(sandbox)
+        self.replaced += 1
+        if not self._users[sandbox.id]:
+            del self._users[sandbox.id]
+            await sandbox.close()
 
     async def aclose(self) -> None:
         """Close every sandbox and the provider."""
         self._live.clear()
         self._users.clear()
-        await self.provider.aclose()
+        self._own.clear()
+        await self._keeper.aclose()
 
     async def __aenter__(self) -> Self:
         return self

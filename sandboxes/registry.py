@@ -9,6 +9,7 @@ from __future__ import annotations
 import importlib
 from collections.abc import Callable
 from importlib.metadata import entry_points
+from typing import Any
 
 from ..errors import ConfigError
 from .config import SandboxConfig
@@ -24,7 +25,25 @@ def _local(config: SandboxConfig) -> Provider:
     return LocalProvider(config.local)
 
 
-BUILT_IN: dict[str, Factory] = {"local": _local}
+def _docker(config: SandboxConfig) -> Provider:
+    from .docker.provider import DockerProvider
+
+    return DockerProvider(config.docker)
+
+
+def _e2b(config: SandboxConfig) -> Provider:
+    from .e2b.provider import E2bProvider
+
+    return E2bProvider(config.e2b)
+
+
+def _desktop(config: SandboxConfig) -> Provider:
+    from .desktop.provider import DesktopProvider
+
+    return DesktopProvider(config.desktop, _find(config.desktop.over, "sandbox")(config))
+
+
+BUILT_IN: dict[str, Factory] = {"local": _local, "docker": _docker, "e2b": _e2b, "desktop": _desktop}
 
 
 def provider_names() -> list[str]:
@@ -42,10 +61,10 @@ def _find(name: str, source: str) -> Factory:
         return BUILT_IN[name]
     for point in entry_points(group=GROUP):
         if point.name == name:
-            plugin: Factory = point.load()
-            return plugin
+            return _loaded(point.load, name, source)
     if ":" in name:
-        return _import(name, source)
+        module, _, attribute = name.partition(":")
+        return _loaded(lambda: getattr(importlib.import_module(module), attribute), name, source)
     raise ConfigError(
         source=source,
         key="sandbox.provider",
@@ -54,10 +73,9 @@ def _find(name: str, source: str) -> Factory:
     )
 
 
-def _import(name: str, source: str) -> Factory:
-    module, _, attribute = name.partition(":")
+def _loaded(load: Callable[[], Any], name: str, source: str) -> Factory:
     try:
-        factory: Factory = getattr(importlib.import_module(module), attribute)
+        factory: Factory = load()
     except (ImportError, AttributeError) as error:
         raise ConfigError(
             source=source,

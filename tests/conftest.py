@@ -2,15 +2,26 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
+from dockerd import dockerd as dockerd
 from missing_tools import pytest_sessionfinish as pytest_sessionfinish
 from rz_agent.recipes.models.tiny import ensure_tiny
 from rz_agent.recipes.recipe import Recipe, parse
 
 CACHE = Path(__file__).parent.parent / ".cache"
+
+
+@pytest.fixture(scope="session", autouse=True)
+def own_state(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    """The suite keeps its own books on sandboxes, apart from the user's and from another worker's."""
+    folder = tmp_path_factory.mktemp("state")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("XDG_STATE_HOME", str(folder))
+        yield folder
 
 
 @pytest.fixture(scope="session")

@@ -15,12 +15,16 @@ from typing import Literal
 import numpy as np
 import pytest
 from rz_agent.envs import Task
+from rz_agent.envs.failure import mask_reason
 from rz_agent.errors import ConfigError, EnvironmentBug, MissingLogprob, RunStopped
 from rz_agent.journal import GroupProgress, GroupRecord, Journal
 from rz_agent.rollout.dispatcher import Dispatcher
 from rz_agent.rollout.episode_request import EpisodeRequest, RunEpisode, Signals
 from rz_agent.rollout.scheduler import Schedule, Scheduler
-from rz_agent.sandboxes.pool import InfraBreaker
+from rz_agent.sandboxes.config import SandboxConfig
+from rz_agent.sandboxes.errors import SandboxError
+from rz_agent.sandboxes.pool import InfraBreaker, SandboxPool
+from rz_agent.sandboxes.registry import make_provider
 from rz_agent.trajectory import Segment, Trajectory
 
 GROUP_SIZE = 4
@@ -153,6 +157,39 @@ def test_retry_plays_a_lost_episode_once_more_with_the_same_seed_and_records_one
     assert [episode.masked for episode in recorded(journal)] == [False] * 2 * GROUP_SIZE
     assert all(len(seeds) == 2 and seeds[0] == seeds[1] for seeds in seen.values())
     assert len(journal.events("retry")) == len(seen) == 2 * GROUP_SIZE
+
+
+def test_retry_plays_on_a_new_sandbox_and_only_what_is_the_places_fault_is_masked(journal: Journal) -> None:
+    """Each episode has a sandbox of its own; the first one of every episode is killed under it."""
+    used: dict[str, list[str]] = {}
+
+    async def scenario() -> None:
+        config = SandboxConfig.load({"max_live": 4, "local": {"isolation": "none"}}, source="test")
+        provider = make_provider(config)
+        async with SandboxPool.of(config) as pool:
+
+            async def run(request: EpisodeRequest, signals: Signals) -> Trajectory:
+                signals.first_request()
+                signals.first_token(0)
+                sandbox = await pool.acquire()
+                try:
+                    tries = used.setdefault(request.episode_id, [])
+                    tries.append(sandbox.id)
+                    if len(tries) == 1:
+                        await provider.kill(sandbox.id)
+                    assert (await sandbox.exec(["true"])).exit_code == 0
+                    return played(request)
+                except SandboxError as error:
+                    return played(request, mask_reason(error) or "")
+                finally:
+                    await pool.release(sandbox)
+
+            await run_to_the_end(journal, run, updates=1, on_infra_failure="retry")
+
+    asyncio.run(scenario())
+    assert [episode.masked for episode in recorded(journal)] == [False] * 2 * GROUP_SIZE
+    assert all(len(set(names)) == 2 for names in used.values())
+    assert {event.payload["why"].partition(":")[0] for event in journal.events("retry")} == {"Died"}
 
 
 def test_stop_ends_the_run_at_the_first_lost_episode(journal: Journal) -> None:

@@ -9,18 +9,26 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from rz_agent.errors import ConfigError, RunStopped
+from rz_agent.recipes.recipe import parse
 from rz_agent.sandboxes.config import SandboxConfig
-from rz_agent.sandboxes.local.agent_output import Kept
-from rz_agent.sandboxes.local.agent_wire import pack, take
+from rz_agent.sandboxes.inside.output import Kept
+from rz_agent.sandboxes.inside.wire import pack, take
 from rz_agent.sandboxes.local.bubblewrap import outermost
 from rz_agent.sandboxes.local.provider import LocalProvider
 from rz_agent.sandboxes.pool import InfraBreaker
 from rz_agent.sandboxes.provider import Provider
 from rz_agent.sandboxes.registry import make_provider, provider_names
+from rz_agent.sandboxes.secret import Secret
 
 WHOLE = """
 provider = "local"
 shared = 2
+lifetime_s = 1800
+scoring_buffer_s = 60
+max_live = 16
+max_starting = 4
+creates_per_s = 2.5
+warm = 3
 on_infra_failure = "retry"
 infra_failed_share = 0.1
 [limits]
@@ -37,12 +45,20 @@ memory_mb = 2048
 pids = 1024
 cpus = 1.5
 [network]
-mode = "none"
+mode = "open"
+[env]
+WORD = "there"
 [local]
 isolation = "namespaces"
 python = "/usr/bin/python3"
 read_only = ["/usr"]
 preload = ["math"]
+[docker]
+host = "unix:///run/podman/podman.sock"
+[e2b]
+api_key = { file = "~/.e2b" }
+[desktop]
+size = [1920, 1080]
 """
 
 
@@ -50,7 +66,8 @@ def test_every_key_of_the_table_reaches_the_spec() -> None:
     config = SandboxConfig.load(tomllib.loads(WHOLE), source="r.toml")
     spec = config.spec({"rz.run": "r"})
     assert (spec.limits.memory_mb, spec.limits.pids, spec.limits.timeout_s) == (256, 32, 5)
-    assert (spec.total.memory_mb, spec.total.cpus, spec.network) == (2048, 1.5, "none")
+    assert (spec.total.memory_mb, spec.total.cpus, spec.network) == (2048, 1.5, "open")
+    assert (spec.lifetime_s, spec.env) == (1800, {"WORD": "there"})
     assert spec.labels == {"rz.run": "r"}
     assert set(config.model_fields_set) == set(SandboxConfig.model_fields)
 
@@ -60,9 +77,10 @@ def test_every_key_of_the_table_reaches_the_spec() -> None:
     [
         ({"shard": 2}, "sandbox.shard", "Known keys: provider, shared"),
         ({"limits": {"memory": 2}}, "sandbox.limits.memory", "Known keys: memory_mb"),
-        ({"limits": {"cpus": 1.0}}, "sandbox.limits.cpus", "not supported by this version"),
-        ({"docker": {"image": "x"}}, "sandbox.docker", "not supported by this version"),
-        ({"network": {"mode": "open"}}, "sandbox.network.mode", "'none'"),
+        ({"limits": {"cpus": 1.0}}, "sandbox.limits.cpus", "Known keys: memory_mb"),
+        ({"docker": {"images": "x"}}, "sandbox.docker.images", "Known keys: host, image"),
+        ({"network": {"mode": "some"}}, "sandbox.network.mode", "'none' or 'open'"),
+        ({"max_live": 4, "warm": 4}, "sandbox.max_live", "shared + warm = 5"),
         ({"local": {"isolation": "landlock"}}, "sandbox.local.isolation", "'namespaces' or 'none'"),
         ({"shared": 0}, "sandbox.shared", "greater than or equal to 1"),
         ({"infra_failed_share": 2}, "sandbox.infra_failed_share", "less than or equal to 1"),
@@ -77,6 +95,54 @@ def test_a_wrong_key_is_refused_with_its_name_and_a_remedy(
     assert caught.value.key == key
     assert str(caught.value).startswith(f"r.toml: {key} = ")
     assert words in str(caught.value)
+
+
+KEY = "sk-0123456789"
+
+
+@pytest.mark.parametrize("table", [{"api_key": KEY}, {"api_key": {"value": KEY}}, {"api_key": [KEY]}])
+def test_a_key_written_where_its_place_belongs_is_refused_and_not_shown(table: dict[str, Any]) -> None:
+    for refused in (
+        lambda: SandboxConfig.load({"e2b": table}, source="r.toml"),
+        lambda: parse({"sandbox": {"e2b": table}}, "r.toml"),
+    ):
+        with pytest.raises(ConfigError) as caught:
+            refused()
+        assert "sandbox.e2b.api_key" in str(caught.value)
+        assert KEY not in str(caught.value)
+
+
+def test_a_recipe_keeps_the_place_of_a_secret_and_never_the_secret(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("RZ_TEST_KEY", KEY)
+    recipe = parse({"sandbox": {"e2b": {"api_key": {"env": "RZ_TEST_KEY"}}}}, "r.toml")
+    assert recipe.sandbox.e2b.api_key.read(source="r.toml", key="sandbox.e2b.api_key") == KEY
+    assert 'env = "RZ_TEST_KEY"' in recipe.toml()
+    for text in (recipe.toml(), repr(recipe), str(recipe.sandbox.spec())):
+        assert KEY not in text
+
+
+def test_an_empty_secret_is_refused_with_what_to_do(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("RZ_TEST_KEY", raising=False)
+    with pytest.raises(ConfigError, match="export RZ_TEST_KEY="):
+        Secret(env="RZ_TEST_KEY").read(source="r.toml", key="sandbox.e2b.api_key")
+    with pytest.raises(ConfigError, match="one of the two"):
+        SandboxConfig.load({"e2b": {"api_key": {"env": "A", "file": "b"}}}, source="r.toml")
+
+
+def test_a_life_too_short_for_an_episode_and_its_scoring_is_refused_when_the_recipe_is_read() -> None:
+    tables: dict[str, dict[str, float]] = {
+        "rollout": {"episode_deadline_s": 1000.0},
+        "sandbox": {"lifetime_s": 1299, "scoring_buffer_s": 240},
+    }
+    with pytest.raises(ConfigError) as caught:
+        parse(tables, "r.toml")
+    assert str(caught.value).startswith(
+        "r.toml: sandbox.lifetime_s = 1299.0 is shorter than rollout.episode_deadline_s + "
+        "sandbox.scoring_buffer_s + 60 s to start = 1300"
+    )
+    assert "Use at least 1300" in caught.value.remedy
+    tables["sandbox"]["lifetime_s"] = 1300
+    parse(tables, "r.toml")
 
 
 class Elsewhere(LocalProvider):

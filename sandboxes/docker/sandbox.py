@@ -1,0 +1,78 @@
+"""One container: an agent as its first process, at the other end of a connection that the daemon passes on.
+
+What it does is `agent.sandbox`; here is how it ends: with its connection, whoever closes that.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import socket
+import time
+from collections.abc import Callable, Coroutine
+from typing import Any
+
+from ..agent.boot import WRITABLE, settings, sources
+from ..agent.channel import Incoming
+from ..agent.sandbox import AgentSandbox
+from ..errors import DeathCause, SandboxError
+from ..inside.wire import Header
+from ..spec import SandboxSpec
+from .attach import Demultiplexer
+from .daemon import PROVIDER, Daemon
+from .death import cause_of
+
+Remove = Callable[[str], Coroutine[Any, Any, bool]]
+
+
+class DockerSandbox(AgentSandbox):
+    """See `sandbox.Sandbox`. Made by `DockerProvider.create`."""
+
+    def __init__(
+        self, name: str, spec: SandboxSpec, daemon: Daemon, path: str, *,
+        remove: Remove, on_close: Callable[[DockerSandbox], None],
+    ) -> None:  # fmt: skip
+        super().__init__(
+            name, provider=PROVIDER, limits=spec.limits, folders=WRITABLE,
+            environment={"PATH": path, "LANG": "C.UTF-8", **spec.env},
+            # the container bounds memory as a whole: enough where one program may have all of it
+            bounded=spec.limits.memory_mb >= spec.total.memory_mb, own_uid=True,
+        )  # fmt: skip
+        self._spec, self._daemon, self._remove, self._on_close = spec, daemon, remove, on_close
+        self._made = time.time()
+        self._expires = time.monotonic() + spec.lifetime_s
+        self._streams: Demultiplexer | None = None
+
+    async def open(self, connection: socket.socket, timeout_s: float) -> Header:
+        """Bring the agent to life; its greeting."""
+        reader, writer = await asyncio.open_connection(sock=connection)
+        self._streams = Demultiplexer(reader)
+        writer.write(sources())
+        incoming: Incoming = self._streams
+        return await self.channel.open(incoming, writer, settings(self._spec), timeout_s)
+
+    @property
+    def error_text(self) -> str:
+        """What the agent, or its Python, said."""
+        return "" if self._streams is None else self._streams.error_text
+
+    async def keepalive(self, ttl_s: float) -> None:
+        """The agent ends by itself when its time is over; this moves that."""
+        self._require_life()
+        await self._call({"op": "keepalive", "seconds": ttl_s}, b"", 0.0)
+        self._expires = time.monotonic() + ttl_s
+
+    async def _why_dead(self) -> tuple[DeathCause, str]:
+        if self._closing is not None:
+            return "closed", "it was closed"
+        if time.monotonic() >= self._expires - 1.0:
+            return "expired", f"its {self._spec.lifetime_s:g} s were over and nobody had kept it alive"
+        try:
+            cause, message = await self._daemon.call(cause_of(self.id, self._made))
+        except SandboxError as error:
+            return "lost", f"its connection ended, and {error}"
+        return cause, f"{message} {self.error_text}".strip()
+
+    async def _release(self, steps: contextlib.AsyncExitStack) -> None:
+        steps.callback(self._on_close, self)
+        steps.push_async_callback(self._remove, self.id)

@@ -20,7 +20,7 @@ install:  ## virtual environment .venv with the locked packages
 	@$(INSTALL)
 
 install-dev:  ## the same with tests, linter and type checker
-	@$(INSTALL) --with dev --with smollm2
+	@$(INSTALL) --with dev --with smollm2 --with sandboxes
 
 quickstart: install  ## build the tiny model, train it on the Python-tool task, show the result
 	@$(BIN)/rz-agent train --env python
@@ -52,6 +52,8 @@ bench: install-dev $(BENCH_MODELS)  ## the measurements of benchmarks/, on an id
 	$(BIN)/python benchmarks/learner_step.py --model .cache/bench-tiny --episodes 128 --tokens 64
 	$(BIN)/python benchmarks/journal_memory.py
 	$(BIN)/python benchmarks/sandbox_local.py
+	$(BIN)/python benchmarks/desktop.py
+	$(BIN)/python benchmarks/sandbox_side_by_side.py
 
 lock: install-dev  ## write what is installed now into the CPU and developer lock files
 	@$(BIN)/python requirements/lock.py

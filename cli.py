@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from . import sandbox_cli
 from .errors import ConfigError, RzError
 
 if TYPE_CHECKING:
@@ -43,6 +44,7 @@ runs_app = typer.Typer(
 app.add_typer(model_app, name="model")
 app.add_typer(env_app, name="env")
 app.add_typer(runs_app, name="runs")
+app.add_typer(sandbox_cli.app, name="sandbox")
 
 RecipeOption = Annotated[
     str | None,

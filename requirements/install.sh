@@ -1,7 +1,9 @@
 #!/usr/bin/env bash
 # Make a virtual environment that holds exactly the locked packages and this checkout, editable.
 #
-#   requirements/install.sh [cpu|cuda] [--venv DIR] [--with dev] [--with smollm2] [--python PATH]
+#   requirements/install.sh [cpu|cuda] [--venv DIR] [--with LOCK]... [--python PATH]
+#
+# LOCK is dev, sandboxes (docker, e2b, desktop) or smollm2; several may be given.
 #
 # Does nothing when the environment already matches the lock files (a stamp keeps their hash).
 # System packages are installed with apt-get when that is possible, else the command to run is printed.
@@ -15,7 +17,7 @@ while (($#)); do
     --venv) venv=$2; shift ;;
     --with) locks+=("$2"); shift ;;
     --python) python=$2; shift ;;
-    -h | --help) sed -n '2,7s/^# \{0,1\}//p' "$0"; exit 0 ;;
+    -h | --help) sed -n '2,9s/^# \{0,1\}//p' "$0"; exit 0 ;;
     *) echo "install.sh: unknown argument '$1'; see --help" >&2; exit 2 ;;
   esac
   shift
@@ -36,6 +38,8 @@ find_python() {
   return 2
 }
 
+wants_dev() { [[ " ${locks[*]} " == *" dev "* ]]; }
+
 # Prints the Debian packages that are missing: one line of names, empty when there are none.
 missing_packages() {
   local need=()
@@ -46,6 +50,19 @@ missing_packages() {
 sys.exit(not os.path.exists(sysconfig.get_path("include") + "/Python.h"))' || need+=(python3-dev)
   "$1" -c 'import ctypes; ctypes.CDLL("libnuma.so.1")' 2>/dev/null || need+=(libnuma1)
   "$1" -c 'import ctypes; ctypes.CDLL("libstdc++.so.6")' 2>/dev/null || need+=(libstdc++6)
+  if wants_dev && [[ $(id -u) == 0 ]]; then  # the tests start a docker daemon of their own, as only root can
+    command -v dockerd >/dev/null || need+=(docker.io)
+    command -v runc >/dev/null || need+=(runc)
+    command -v iptables >/dev/null || need+=(iptables)
+  fi
+  if wants_dev; then  # the tests put desktops into sandboxes
+    command -v Xvfb >/dev/null || need+=(xvfb)
+    command -v openbox >/dev/null || need+=(openbox)
+    command -v dbus-daemon >/dev/null || need+=(dbus)
+    command -v mousepad >/dev/null || need+=(mousepad)
+    [[ -e /usr/libexec/at-spi-bus-launcher ]] || need+=(at-spi2-core)
+    [[ -d /usr/share/fonts/truetype/dejavu ]] || need+=(fonts-dejavu-core)
+  fi
   echo "${need[*]}"
 }
 

@@ -50,7 +50,9 @@ def test_a_skip_for_another_reason_stays_a_skip(tmp_path: Path) -> None:
 
 
 def test_the_packages_are_those_of_the_installation() -> None:
-    assert {"bubblewrap", "gcc", "libnuma1"} <= missing_tools.system_packages()
+    desktop = {"xvfb", "openbox", "dbus", "mousepad", "at-spi2-core"}
+    assert desktop <= missing_tools.system_packages()
+    assert {"bubblewrap", "gcc", "libnuma1", "docker.io"} <= missing_tools.system_packages()
 
 
 def test_the_sandbox_tests_say_what_is_missing_in_the_words_that_are_looked_for() -> None:

@@ -202,13 +202,21 @@ def test_the_extras_name_the_locked_versions_of_engine_and_torch(name: str) -> N
         assert pins[package].partition("+")[0] == version
 
 
+def test_the_sandboxes_lock_completes_the_extras_of_the_providers() -> None:
+    extras = PROJECT["project"]["optional-dependencies"]
+    wanted = {
+        re.split(r"[<>=;\[ ]", need)[0] for name in ("docker", "e2b", "desktop") for need in extras[name]
+    }
+    assert wanted - locked("sandboxes").keys() - locked("cpu").keys() == set()
+
+
 def test_the_cpu_lock_leaves_out_what_breaks_transformers_beside_a_cpu_torch() -> None:
     assert locked("cpu").keys() & {"torchvision", "torchaudio", "torchcodec"} == set()
     assert locked("cpu")["torch"].endswith("+cpu")
 
 
 def test_locks_do_not_contradict_each_other() -> None:
-    for extra in ("dev", "smollm2"):
+    for extra in ("dev", "sandboxes", "smollm2"):
         for base in ("cpu", "cuda"):
             shared = locked(extra).keys() & locked(base).keys()
             assert {n: locked(extra)[n] for n in shared} == {n: locked(base)[n] for n in shared}

@@ -1,21 +1,20 @@
 """A sandbox as its keeper hands it out: the provider's own, plus what has to be given back at its end.
 
-Every call goes to `inner`. `close` also gives back the slot and the ledger's entry, and `keepalive` writes
-the new end of its life into the ledger. A kept desktop is a `KeptDesktop` (`desktop/kept.py`).
+`close` also gives back the slot and the ledger's entry, and `keepalive` writes the new end of its life into
+the ledger. A kept desktop is a `KeptDesktop` (`desktop/kept.py`).
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Coroutine, Mapping, Sequence
-from types import TracebackType
-from typing import Any, Self
+from collections.abc import Callable, Coroutine
+from typing import Any
 
-from .exec_result import ExecResult
-from .sandbox import FileEntry, Process, Sandbox, Snapshot
+from .forwarding import ForwardingSandbox
+from .sandbox import Sandbox
 
 
-class KeptSandbox:
+class KeptSandbox(ForwardingSandbox):
     """See `sandbox.Sandbox`. `end` and `renewed` are the keeper's."""
 
     def __init__(
@@ -25,93 +24,17 @@ class KeptSandbox:
         end: Callable[[], Coroutine[Any, Any, None]],
         renewed: Callable[[float], None],
     ) -> None:
-        self._inner, self._end, self._renewed = inner, end, renewed
+        super().__init__(inner)
+        self._end, self._renewed = end, renewed
         self._closing: asyncio.Task[None] | None = None
-
-    @property
-    def inner(self) -> Sandbox:
-        """The provider's own sandbox."""
-        return self._inner
-
-    @property
-    def id(self) -> str:
-        """Its name, unique for its provider."""
-        return self._inner.id
-
-    async def exec(
-        self,
-        argv: Sequence[str],
-        *,
-        stdin: bytes = b"",
-        env: Mapping[str, str] | None = None,
-        cwd: str | None = None,
-        timeout_s: float | None = None,
-        output_limit: int | None = None,
-    ) -> ExecResult:
-        """Run a command."""
-        return await self._inner.exec(
-            argv, stdin=stdin, env=env, cwd=cwd, timeout_s=timeout_s, output_limit=output_limit
-        )
-
-    async def start(
-        self,
-        argv: Sequence[str],
-        *,
-        env: Mapping[str, str] | None = None,
-        cwd: str | None = None,
-        timeout_s: float | None = None,
-        output_limit: int | None = None,
-    ) -> Process:
-        """Start a command and talk with it."""
-        return await self._inner.start(argv, env=env, cwd=cwd, timeout_s=timeout_s, output_limit=output_limit)
-
-    async def python(self, code: str, *, session: str, timeout_s: float | None = None) -> ExecResult:
-        """Run one cell of a stateful interpreter."""
-        return await self._inner.python(code, session=session, timeout_s=timeout_s)
-
-    async def end_session(self, session: str) -> None:
-        """Stop an interpreter."""
-        await self._inner.end_session(session)
-
-    async def read(self, path: str, *, max_bytes: int = 8 << 20) -> bytes:
-        """A file of its writable folders."""
-        return await self._inner.read(path, max_bytes=max_bytes)
-
-    async def write(self, path: str, data: bytes, *, mode: int = 0o644) -> None:
-        """Replace a file."""
-        await self._inner.write(path, data, mode=mode)
-
-    async def list_dir(self, path: str) -> list[FileEntry]:
-        """What lies in a folder."""
-        return await self._inner.list_dir(path)
-
-    async def snapshot(self) -> Snapshot:
-        """Its files as they are now."""
-        return await self._inner.snapshot()
-
-    async def reset(self, *, to: Snapshot | None = None) -> None:
-        """As new, or with the files of a snapshot."""
-        await self._inner.reset(to=to)
 
     async def keepalive(self, ttl_s: float) -> None:
         """It lives for at least that long from now; Died when it does not live."""
         await self._inner.keepalive(ttl_s)
         self._renewed(ttl_s)
 
-    async def alive(self) -> bool:
-        """Whether it answers now."""
-        return await self._inner.alive()
-
     async def close(self) -> None:
         """Stop everything and give back what was held; a second call waits for the first."""
         if self._closing is None:
             self._closing = asyncio.create_task(self._end(), name=f"close {self.id}")
         await asyncio.shield(self._closing)
-
-    async def __aenter__(self) -> Self:
-        return self
-
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        await self.close()

@@ -6,14 +6,13 @@ import asyncio
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
-from types import TracebackType
-from typing import Any, Self
+from typing import Any
 
 from PIL.Image import Image
 
 from ..errors import Died, Unsupported
-from ..exec_result import ExecResult
-from ..sandbox import FileEntry, Process, Sandbox, Snapshot
+from ..forwarding import ForwardingSandbox
+from ..sandbox import Sandbox, Snapshot
 from ..tables import DesktopTable
 from .actions import Action, Drag, Type, Wait
 from .desktop import Accessible, Window
@@ -21,20 +20,19 @@ from .hand import PROVIDER, Hand
 from .screen import Screen
 
 
-class DesktopSandbox:
-    """See `desktop.Desktop`. Made by `DesktopProvider.create`, which opens it."""
+class DesktopSandbox(ForwardingSandbox):
+    """See `desktop.Desktop`. Made by `DesktopProvider.create`, which opens it.
+
+    Commands run beside the desktop, not on it: see `launch`. A snapshot has files, no windows.
+    """
 
     def __init__(self, under: Sandbox, config: DesktopTable, size: tuple[int, int], archive: bytes) -> None:
-        self._under, self._config, self._size, self._archive = under, config, size, archive
+        super().__init__(under)
+        self._config, self._size, self._archive = config, size, archive
         self._hand: Hand | None = None
         self._screen = Screen()
         self._turn = asyncio.Lock()
         self._settled_at = 0.0  # monotonic
-
-    @property
-    def id(self) -> str:
-        """Its sandbox's."""
-        return self._under.id
 
     @property
     def size(self) -> tuple[int, int]:
@@ -45,7 +43,7 @@ class DesktopSandbox:
         """Start the desktop; see `Hand.start`."""
         settings = {"size": self._size, "a11y": self._config.a11y}
         self._hand = await Hand.start(
-            self._under, self._archive, python=self._config.python, settings=settings
+            self._inner, self._archive, python=self._config.python, settings=settings
         )
         self._screen = Screen()
 
@@ -109,85 +107,18 @@ class DesktopSandbox:
 
     # -- the sandbox under it ---------------------------------------------------------------------------
 
-    async def exec(
-        self,
-        argv: Sequence[str],
-        *,
-        stdin: bytes = b"",
-        env: Mapping[str, str] | None = None,
-        cwd: str | None = None,
-        timeout_s: float | None = None,
-        output_limit: int | None = None,
-    ) -> ExecResult:
-        """A command beside the desktop, not on it: see `launch`."""
-        return await self._under.exec(
-            argv, stdin=stdin, env=env, cwd=cwd, timeout_s=timeout_s, output_limit=output_limit
-        )
-
-    async def start(
-        self,
-        argv: Sequence[str],
-        *,
-        env: Mapping[str, str] | None = None,
-        cwd: str | None = None,
-        timeout_s: float | None = None,
-        output_limit: int | None = None,
-    ) -> Process:
-        """A program beside the desktop."""
-        return await self._under.start(argv, env=env, cwd=cwd, timeout_s=timeout_s, output_limit=output_limit)
-
-    async def python(self, code: str, *, session: str, timeout_s: float | None = None) -> ExecResult:
-        """One cell."""
-        return await self._under.python(code, session=session, timeout_s=timeout_s)
-
-    async def end_session(self, session: str) -> None:
-        """Stop a session."""
-        await self._under.end_session(session)
-
-    async def read(self, path: str, *, max_bytes: int = 8 << 20) -> bytes:
-        """A file."""
-        return await self._under.read(path, max_bytes=max_bytes)
-
-    async def write(self, path: str, data: bytes, *, mode: int = 0o644) -> None:
-        """Replace a file."""
-        await self._under.write(path, data, mode=mode)
-
-    async def list_dir(self, path: str) -> list[FileEntry]:
-        """What lies in a folder."""
-        return await self._under.list_dir(path)
-
-    async def snapshot(self) -> Snapshot:
-        """Its files; windows are not among them."""
-        return await self._under.snapshot()
-
     async def reset(self, *, to: Snapshot | None = None) -> None:
         """A new desktop with no files, or with those of `to`."""
         async with self._turn:
             hand, self._hand = self._hand, None
             if hand is not None:
                 await hand.end()
-            await self._under.reset(to=to)
+            await self._inner.reset(to=to)
             await self.open()
-
-    async def keepalive(self, ttl_s: float) -> None:
-        """It lives on; Died when it does not live."""
-        await self._under.keepalive(ttl_s)
 
     async def alive(self) -> bool:
         """Whether the desktop's program runs and the sandbox answers."""
-        return self._hand is not None and self._hand.alive and await self._under.alive()
-
-    async def close(self) -> None:
-        """Stop everything and leave nothing."""
-        await self._under.close()
-
-    async def __aenter__(self) -> Self:
-        return self
-
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        await self.close()
+        return self._hand is not None and self._hand.alive and await self._inner.alive()
 
 
 def _duration(action: Action) -> float:

@@ -43,6 +43,16 @@ def _end_with(sentinel: int) -> None:
     os._exit(1)  # no clean-up: whoever would wait for it is gone
 
 
+def leave_launcher() -> None:
+    """Forget torchrun, whose environment this process inherits; nothing in a process without a parent.
+
+    torch would take the engine's own store for torchrun's, which is served by another process: on CUDA, where
+    vLLM's world of one meets at a port, the engine would wait there for a server that nobody starts.
+    """
+    if multiprocessing.parent_process() is not None:
+        os.environ.pop("TORCHELASTIC_USE_AGENT_STORE", None)
+
+
 def _tie_engines() -> None:
     """Each engine of ours in a process of its own belongs to its parent before it begins."""
     begin = EngineCoreProc.__init__
@@ -51,6 +61,7 @@ def _tie_engines() -> None:
     def begin_tied(core: Any, vllm_config: Any, *args: Any, **kwargs: Any) -> None:
         if kernels_of(vllm_config) is not None:
             belong_to_parent()
+            leave_launcher()
         begin(core, vllm_config, *args, **kwargs)
 
     EngineCoreProc.__init__ = begin_tied

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import multiprocessing
 import os
 import signal
 import subprocess
@@ -9,8 +10,10 @@ import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
+from rz_agent.kernels.vllm_child import leave_launcher
 
 START = """
 import asyncio
@@ -78,3 +81,28 @@ def test_an_engine_whose_parent_is_killed_while_it_starts_ends_within_seconds(
     finally:
         if not has_ended(engine):
             os.kill(engine, signal.SIGKILL)
+
+
+def launcher_seen_by_a_child(answer: Any) -> None:
+    before = os.environ.get("TORCHELASTIC_USE_AGENT_STORE")
+    leave_launcher()
+    answer.send((before, os.environ.get("TORCHELASTIC_USE_AGENT_STORE")))
+
+
+@pytest.mark.slow
+def test_an_engine_does_not_take_the_launcher_of_its_parent_for_its_own(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """torch would look for the engine's store at torchrun's, and wait for a server that nobody starts."""
+    monkeypatch.setenv("TORCHELASTIC_USE_AGENT_STORE", "True")
+    leave_launcher()
+    assert os.environ["TORCHELASTIC_USE_AGENT_STORE"] == "True"  # this process may be a rank
+    fresh = multiprocessing.get_context("spawn")
+    ours, theirs = fresh.Pipe()
+    child = fresh.Process(target=launcher_seen_by_a_child, args=(theirs,))
+    child.start()
+    try:
+        assert ours.poll(180)
+        assert ours.recv() == ("True", None)
+    finally:
+        child.join(10)

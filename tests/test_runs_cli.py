@@ -160,6 +160,23 @@ def test_a_run_that_went_on_with_a_lower_lag_is_audited_to_its_last_token(
     assert f"0 of {sum(t.num_actions for _, t in trained)} tokens differ over 3 updates" in said
 
 
+def test_figures_that_a_kill_left_unwritten_are_written_when_the_run_goes_on(
+    finished: Path, recipe: Recipe, tmp_path: Path
+) -> None:
+    run = tmp_path / "cut"
+    shutil.copytree(finished, run)
+    first, lost = read_metrics(run)
+    (run / "metrics.jsonl").write_text(json.dumps(first) + "\n")
+    observer = LineObserver(sys.stderr, recipe.updates)
+    assert train(recipe, run_dir=run, resume=True, observer=observer).exit_code == 0
+    kept, written = read_metrics(run)
+    assert kept == first
+    audited = written.pop("audit/tokens")  # only of versions whose weights are still kept
+    assert 0 <= audited <= lost["audit/tokens"]
+    assert {name: lost[name] for name in written} == written
+    assert {"reward/mean", "is/d3", "grad_norm", "lag/mean", "env/tool_calls"} <= written.keys()
+
+
 def test_a_run_does_not_go_on_with_another_learning_rate_and_keeps_its_recipe(
     finished: Path, tmp_path: Path, rz_agent: Callable[..., Answer]
 ) -> None:

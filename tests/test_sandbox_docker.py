@@ -124,11 +124,14 @@ async def test_a_killed_program_is_not_called_out_of_memory(dockerd: Dockerd) ->
 LEAVE = """
 import os, subprocess, sys, time
 subprocess.Popen(["setsid", "sleep", "641"], stdin=0, stdout=subprocess.DEVNULL)
+started, starting = os.pipe()  # closed by the exec, so the end of the pipe says that both run
 if os.fork() == 0:
     os.setsid()
     if os.fork() == 0:
         os.execvp("sleep", ["sleep", "642"])
     os._exit(0)
+os.close(starting)
+os.read(started, 1)
 print("left")
 """
 RACE = """

@@ -14,6 +14,7 @@ the spawner never holds another program's bytes. It ends when the supervisor's s
 from __future__ import annotations
 
 import contextlib
+import errno
 import fcntl
 import gc
 import importlib
@@ -120,6 +121,33 @@ def _interrupt(program: int) -> None:
         os.kill(program, signal.SIGCONT)
     except ProcessLookupError:
         pass  # the program itself has just ended, and all else with it
+
+
+def _posix_spawn(argv: list[str], env: dict[str, str]) -> int:
+    """Start what `os.execvpe` would become; its pid. Ends this process where nothing can run."""
+    refused: OSError | None = None
+    for folder in [""] if "/" in argv[0] else os.get_exec_path(env):
+        try:
+            path = os.path.join(folder, argv[0])
+            return os.posix_spawn(path, argv, env, setsigdef=[signal.SIGPIPE, signal.SIGINT])
+        except OSError as error:
+            if refused is None or isinstance(refused, (FileNotFoundError, NotADirectoryError)):
+                refused = error
+    _cannot_run(argv, refused or FileNotFoundError(errno.ENOENT, "an empty PATH"))
+
+
+def _cannot_run(argv: list[str], error: OSError) -> NoReturn:
+    os.write(2, f"sandbox: cannot run {argv[0]}: {error.strerror}\n".encode())
+    os._exit(126 if isinstance(error, PermissionError) else 127)
+
+
+def _wait_for(program: int, marks: int) -> NoReturn:
+    """In the init: reap until the program ends, then tell its status and end all else with it."""
+    while True:
+        pid, status = os.wait()
+        if pid == program:
+            os.write(marks, b"exit %d\n" % status)
+            os._exit(exit_code(status))
 
 
 class Spawner:
@@ -264,17 +292,34 @@ class Spawner:
         if job["private"]:
             confine.private_files(job["limits"]["disk_mb"])
         os.setsid()
+        if job["argv"] is not None:
+            place(fds)
+            self._command(job)
         program = os.fork()
         if program == 0:
             self._program(job, fds)
         place([fds[3]])
         signal.signal(signal.SIGINT, lambda *_: _interrupt(program))
         confine.drop_capabilities()
-        while True:
-            pid, status = os.wait()
-            if pid == program:
-                os.write(0, b"exit %d\n" % status)
-                os._exit(exit_code(status))
+        _wait_for(program, 0)
+
+    def _command(self, job: Job) -> NoReturn:
+        """The init of a command confines itself first, so that the command needs no fork of this interpreter.
+
+        A fork copies its page tables, and the exec after it throws the copy away: a fifth of what a short
+        command costs. The command has this process's uid then, but can neither signal it (PID 1) nor look
+        into it (not dumpable).
+        """
+        try:
+            os.set_inheritable(3, False)
+            os.chdir(job["cwd"])
+            self._confine(job)
+            confine.prctl(confine.PR_SET_DUMPABLE, 0)
+            program = _posix_spawn(job["argv"], job["env"])
+        except BaseException as error:
+            _give_up(2, error)
+        os.closerange(0, 3)
+        _wait_for(program, 3)
 
     def _program(self, job: Job, fds: list[int]) -> NoReturn:
         """The untrusted program's own process."""
@@ -306,8 +351,7 @@ class Spawner:
         try:
             os.execvpe(argv[0], argv, env)
         except OSError as error:
-            os.write(2, f"sandbox: cannot run {argv[0]}: {error.strerror}\n".encode())
-            os._exit(126 if isinstance(error, PermissionError) else 127)
+            _cannot_run(argv, error)
 
     def _confine(self, job: Job) -> None:
         if self._isolated:

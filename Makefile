@@ -27,7 +27,7 @@ quickstart: install  ## build the tiny model, train it on the Python-tool task, 
 
 # Starting engines is work for one core, so two tests at a time; more would only share two cores' memory.
 test: install-dev lint typecheck  ## every check and every test, as .ci/run does
-	@$(BIN)/pytest -n 2 --dist worksteal
+	@$(BIN)/pytest -n 2 --dist worksteal --durations 40
 
 test-fast: install-dev  ## the tests that take seconds
 	@$(BIN)/pytest -m "not slow"
@@ -52,6 +52,7 @@ bench: install-dev $(BENCH_MODELS)  ## the measurements of benchmarks/, on an id
 	$(BIN)/python benchmarks/learner_step.py --model .cache/bench-tiny --episodes 128 --tokens 64
 	$(BIN)/python benchmarks/journal_memory.py
 	$(BIN)/python benchmarks/sandbox_local.py
+	$(BIN)/python benchmarks/harness_killed.py
 	$(BIN)/python benchmarks/desktop.py
 	$(BIN)/python benchmarks/sandbox_side_by_side.py
 

@@ -3,9 +3,9 @@
     python benchmarks/sandbox_local.py [--isolation none] [--rounds 50]
 
 CPU is that of this process and of all below it, with what the sandbox has reaped; of "close" it is not known,
-since what ends with a namespace is reaped by nobody here. The first row is the same interpreter started on the
-host, so that machines of other speeds can be compared. Figures depend on what else runs: the load average is
-printed with them.
+since what ends with a namespace is reaped by nobody here. The first row is the same interpreter started on
+the host, so that machines of other speeds can be compared. Figures depend on what else runs: the load average
+is printed with them.
 """
 
 from __future__ import annotations

@@ -86,8 +86,7 @@ def lag_figures(policy_version: Int32, version: int) -> Metrics:
 
 
 def episode_figures(groups: Sequence[Group]) -> Metrics:
-    """`reward/...` and `episode/...` of a batch: means over unmasked episodes, masked and truncated as
-    counts.
+    """`reward/...` and `episode/...` of a batch: means over unmasked episodes; masked and truncated counted.
 
     `reward/group_std` is the mean over groups with at least two unmasked episodes of the population standard
     deviation: 0 means that no group taught anything.

@@ -124,11 +124,11 @@ class Learner:
     def score(
         self, segments: Sequence[Segment], weights: Mapping[str, Tensor] | None = None
     ) -> list[Float32]:
-        """float32[T] for each segment: log-probability of its action tokens at its temperature, NaN
-        elsewhere.
+        """float32[T] for each segment: log-probability of action tokens at its temperature, NaN elsewhere.
 
-        With aligned kernels and the weights of the version that sampled a token, the very bits the engine
-        recorded.
+        With aligned kernels and the weights of the version that sampled a token, the very bits that the
+        engine recorded.
+
         weights  Hugging Face tensors of another version; None for the present ones
         """
         batch = Batch.of_segments(segments)
@@ -146,8 +146,7 @@ class Learner:
     def _forward_backward(self, batch: Batch) -> Tensor:
         """log pi of the N action tokens, float32[N]; leaves the gradients of the loss.
 
-        Episodes with advantage 0 add exactly nothing to the gradient, so they are only run forward, for the
-        figures.
+        Episodes with advantage 0 add exactly nothing to the gradient: for the figures they are run forward.
         """
         taught = [piece for piece in batch.pieces if piece.coefficient]
         untaught = [piece for piece in batch.pieces if not piece.coefficient]

@@ -25,15 +25,13 @@ def ratios(logprobs: Tensor, behaviour_logprobs: Tensor) -> Tensor:
 def policy_loss(
     logprobs: Tensor, behaviour_logprobs: Tensor, coefficients: Tensor, *, importance_sampling: bool = True
 ) -> Tensor:
-    """float32[]: -sum coefficient * w over N action tokens; its gradient is -sum coefficient * w * grad log
-    pi.
+    """float32[]: -sum coefficient * w over N action tokens, with gradient -sum coefficient * w * grad log pi.
 
     logprobs            float32[N]  log pi of the action tokens, differentiable
     behaviour_logprobs  float32[N]  log mu, as the engine recorded it
     coefficients        float32[N]  A_i / (B T_i)
     importance_sampling False: the baseline that pretends to be on policy; every weight has the value 1 and
-    the
-                        gradient of log pi, whatever mu says
+                        the gradient of log pi, whatever mu says
     """
     behaviour = behaviour_logprobs if importance_sampling else logprobs.detach()
     return -(coefficients * ratios(logprobs, behaviour)).sum()

@@ -1,8 +1,6 @@
-"""Which tokens run through the model together: micro-batches of whole segments, and each replica's share of
-them.
+"""Which tokens run through the model together: micro-batches of whole segments, shared out to the replicas.
 
-    pack(pieces, budget, shares) -> one list of micro-batches per data-parallel replica, all lists equally
-    long
+    pack(pieces, budget, shares) -> a list of micro-batches for each data-parallel replica, all of one length
 
 Invariants: every piece is in exactly one micro-batch, whole; a micro-batch holds at most `budget` tokens
 unless one segment alone is longer; the result depends on nothing but the arguments. Replicas that would

@@ -20,7 +20,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-from ..envs.bug import blamed
+from ..envs.bug import blamed, from_outside
 from ..envs.task import Task
 from ..errors import ConfigError, EnvironmentBug, RunStopped, ungrouped
 from ..journal import GroupProgress, GroupRecord, Journal
@@ -191,8 +191,7 @@ class Dispatcher:
         try:
             return await self._run_episode(request, signals)
         except asyncio.CancelledError as error:
-            task = asyncio.current_task()
-            if task is not None and task.cancelling():
+            if from_outside(error, asyncio.current_task()):
                 raise
             raise EnvironmentBug(
                 f"episode {request.episode_id} of task {request.task.id} was cancelled from within\n"

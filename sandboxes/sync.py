@@ -7,8 +7,7 @@
 
 Invariant: each has a thread of its own with an event loop, which ends with `close`; an interrupted call
 (Ctrl-C, the notebook's stop button) stops its program and leaves the sandbox usable. One that is forgotten
-is closed at the end of the interpreter, as far as that can be done then; its provider's own switch does the
-rest.
+is closed when the interpreter ends, as far as that can be done then, or by its provider's own switch.
 Waits: the caller for its own call.
 """
 

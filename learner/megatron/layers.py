@@ -1,16 +1,14 @@
-"""Megatron-core's layers with `kernels` operations inside; the only place where a forward pass is spelled
-out.
+"""Megatron-core's layers with `kernels` operations inside: all that spells a forward pass out is here.
 
 Megatron keeps what it is good at (parameters, sharding, communication); each class here replaces only the
 arithmetic of its parent. Two things differ from the stock layers:
 
 - the residual is added by the norm that reads the sum, because engines fuse the two and round the sum only
-once.
-  Between layers the hidden state is therefore [T, 1, 2H], the layer's output and the residual side by side;
+  once. Between layers the hidden state is therefore [T, 1, 2H]: the layer's output and the residual side by
+  side;
 - rows of the query-key-value weight are permuted from Megatron's order (per group: queries, key, value) to
-the
-  engine's (all queries, all keys, all values) when packed, so the parameter keeps the order that reshards
-  correctly.
+  the engine's (all queries, all keys, all values) when packed, so that the parameter keeps the order that
+  reshards correctly.
 """
 
 from __future__ import annotations

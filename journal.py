@@ -212,6 +212,20 @@ class Journal:
             rows = self._rows('SELECT * FROM updates ORDER BY "update" DESC LIMIT 1')
             return self._update(rows[0]) if rows else None
 
+    def oldest_versions(self) -> dict[int, int]:
+        """Of each durable update that trained on tokens, the version of the oldest of them."""
+        rows = self._rows(
+            """SELECT "update", min(oldest_version) AS oldest FROM updates
+               JOIN batches USING ("update") JOIN episodes USING (group_id)
+               GROUP BY "update" HAVING oldest NOT NULL"""
+        )
+        return {row["update"]: row["oldest"] for row in rows}
+
+    def checkpoint(self) -> tuple[int, str] | None:
+        """Version and path of the newest checkpoint."""
+        rows = self._rows("SELECT version, path FROM checkpoints ORDER BY version DESC LIMIT 1")
+        return (rows[0]["version"], rows[0]["path"]) if rows else None
+
     def next_position(self) -> int:
         """First position that was never admitted."""
         (row,) = self._rows("SELECT coalesce(max(position) + 1, 0) AS next FROM groups")
@@ -226,7 +240,7 @@ class Journal:
         """Where the run stands."""
         with self._snapshot():
             updates = self.updates()
-            saved = self._rows("SELECT * FROM checkpoints ORDER BY version DESC LIMIT 1")
+            version, path = self.checkpoint() or (0, None)
             return Resume(
                 update=len(updates),
                 next_position=self.next_position(),
@@ -234,8 +248,8 @@ class Journal:
                     g for g in self._progress() if not g.complete or g.oldest_version is not None
                 ),
                 in_training=tuple(self.consumed(len(updates))),
-                checkpoint=saved[0]["path"] if saved else None,
-                replay=tuple(updates[saved[0]["version"] if saved else 0 :]),
+                checkpoint=path,
+                replay=tuple(updates[version:]),
             )
 
     def _progress(self) -> list[GroupProgress]:

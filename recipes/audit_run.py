@@ -15,7 +15,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from ..errors import ConfigError, RunStopped
-from ..journal import Journal, UpdateRecord
+from ..journal import Journal
 from ..learner.audit import Audit, Difference
 from ..learner.learner import Learner
 from ..trajectory import Group
@@ -56,7 +56,7 @@ def audit_run(run_dir: Path, say: Callable[[str], None] = lambda text: None, sha
     Raises ConfigError, before anything slow, for a run that has made no update.
     """
     recipe = load(str(run_dir / RECIPE))
-    tokens = differing = updates = 0
+    recorded = tokens = differing = updates = 0
     largest, named = 0.0, list[Difference]()
     with _begun(run_dir) as journal, tempfile.TemporaryDirectory() as scratch:
         learner = Learner(model_folder(recipe.model, say), recipe.learner_config())
@@ -64,9 +64,10 @@ def audit_run(run_dir: Path, say: Callable[[str], None] = lambda text: None, sha
         store.put(0, learner.weights())
         audit = Audit(score=learner.score, weights=store, contract=learner.contract, share=share)
         records = journal.updates()
-        recorded, needed = _survey(journal, records)
+        needed = _needed(journal, len(records))
         for record in records:
             groups = [journal.group(name) for name in record.group_ids]
+            recorded += sum(t.num_actions for group in groups for t in group if not t.masked)
             report = audit.check(groups)
             tokens, differing = tokens + report.tokens, differing + report.differing
             largest = max(largest, report.max_abs_diff)
@@ -86,15 +87,13 @@ def audit_run(run_dir: Path, say: Callable[[str], None] = lambda text: None, sha
     )  # fmt: skip
 
 
-def _survey(journal: Journal, records: Sequence[UpdateRecord]) -> tuple[int, list[int]]:
-    """(action tokens of the run; for each update, the oldest version of which a later one has tokens)."""
-    tokens, needed, oldest = 0, [], len(records)
-    for record in reversed(records):
+def _needed(journal: Journal, updates: int) -> list[int]:
+    """For each update, the oldest version of which a later one has tokens."""
+    versions, oldest, needed = journal.oldest_versions(), updates, []
+    for update in reversed(range(updates)):
         needed.append(oldest)
-        episodes = [t for name in record.group_ids for t in journal.group(name) if t.num_actions]
-        tokens += sum(t.num_actions for t in episodes if not t.masked)
-        oldest = min([oldest, *(t.oldest_version for t in episodes if t.oldest_version is not None)])
-    return tokens, needed[::-1]
+        oldest = min(oldest, versions.get(update, oldest))
+    return needed[::-1]
 
 
 @contextmanager

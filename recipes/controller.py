@@ -213,8 +213,8 @@ class Controller:
     async def _save(self, version: int) -> None:
         """A checkpoint of the present state, unless there is one; older ones go."""
         path = checkpoint_name(version)
-        recorded = await asyncio.to_thread(self._boxes.journal.resume)
-        if version and recorded.checkpoint != path:  # the folder alone may be half a killed life's work
+        recorded = await asyncio.to_thread(self._boxes.journal.checkpoint)
+        if version and recorded != (version, path):  # the folder alone may be half a killed life's work
             self._boxes.observer.phase("saving a checkpoint", path)
             await self._in_learner(self._boxes.learner.save, self._run_dir / path)
             await asyncio.to_thread(self._boxes.journal.record_checkpoint, version, path)

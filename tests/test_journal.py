@@ -195,6 +195,18 @@ def test_a_run_is_recorded_from_admission_to_its_update(journal: Journal) -> Non
     assert journal.next_position() == 3
 
 
+def test_it_knows_the_newest_checkpoint_and_each_updates_oldest_version(journal: Journal) -> None:
+    assert (journal.checkpoint(), journal.oldest_versions()) == (None, {})
+    for position, version in enumerate((0, 3, 2)):
+        finished_group(journal, position, version=version)
+    journal.consume(0, ["g0"])
+    complete(journal, 0, checkpoint="ckpt/1")
+    journal.consume(1, ["g1", "g2"])
+    assert journal.oldest_versions() == {0: 0}  # the other one is not durable yet
+    complete(journal, 1, checkpoint="ckpt/2")
+    assert (journal.checkpoint(), journal.oldest_versions()) == ((2, "ckpt/2"), {0: 0, 1: 2})
+
+
 def test_a_group_can_be_read_only_when_all_its_episodes_are_finished(journal: Journal) -> None:
     name = admit(journal, 0, size=2)
     journal.finish_episode(episode(name, 1), 1)

@@ -158,15 +158,15 @@ def _d3_line(metrics: list[dict[str, Any]]) -> str:
 
 
 def _audit_line(metrics: list[dict[str, Any]]) -> str:
-    audited = [line for line in metrics if "audit/tokens" in line]
+    audited = [line for line in metrics if line.get("audit/tokens")]
     if not audited:
         return "nothing audited"
     tokens = sum(int(line["audit/tokens"]) for line in audited)
     differing = sum(int(line.get("audit/differing", 0)) for line in audited)
-    worst = max(
-        (line["audit/max_abs_diff"] for line in audited if "audit/max_abs_diff" in line), default=None
-    )
-    return f"{differing} of {tokens} action tokens differ, largest difference {number(worst)}"
+    found = f"{differing} of {tokens} action tokens differ"
+    if any("audit/max_abs_diff" not in line for line in audited):
+        return f"{found}, some of them by no finite amount"
+    return f"{found}, largest difference {number(max(line['audit/max_abs_diff'] for line in audited))}"
 
 
 def _lag_line(metrics: list[dict[str, Any]], recipe: Recipe) -> str:

@@ -21,6 +21,8 @@ from rz_agent.learner.audit import Audit, AuditReport, ColdScore, chosen, differ
 from rz_agent.learner.learner import Learner
 from rz_agent.learner.learner_config import LearnerConfig
 from rz_agent.recipes.metrics_writer import MetricsWriter
+from rz_agent.recipes.recipe_file import load
+from rz_agent.recipes.runs import describe, open_run, save_recipe
 from rz_agent.recipes.sections import TrackingSection
 from rz_agent.recipes.summary import summarize
 from rz_agent.rollout import vllm_request
@@ -233,6 +235,9 @@ def test_a_run_with_an_infinite_difference_is_summed_up_without_a_largest_one(tm
         writer.write({"update": 2, **infinite.metrics()})
     figures = summarize(tmp_path, reason="done", exit_code=0, contract="").figures
     assert figures["audit"] == {"tokens": 10, "differing": 5}
+    save_recipe(tmp_path, load("python"))
+    told = dict(describe(open_run(tmp_path)))
+    assert told["audit"] == "5 of 10 action tokens differ, some of them by no finite amount"
 
 
 def test_tokens_that_other_kernels_recorded_are_refused_and_not_compared(bench: Bench) -> None:

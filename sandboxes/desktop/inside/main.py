@@ -12,7 +12,6 @@ from __future__ import annotations
 import os
 import select
 import sys
-import time
 from collections.abc import Callable
 from typing import Any, NoReturn
 
@@ -53,11 +52,8 @@ class Desk:
             from .accessibility import enable
 
             enable(server.environment["DBUS_SESSION_BUS_ADDRESS"])
-        deadline = time.monotonic() + READY_S
-        while not self._windows.managed():
-            if time.monotonic() > deadline:
-                raise RuntimeError(f"no window manager after {READY_S:g} s: {server.last_words()}")
-            time.sleep(0.005)
+        if not self._windows.managed(READY_S):
+            raise RuntimeError(f"no window manager after {READY_S:g} s: {server.last_words()}")
 
     def serve(self) -> NoReturn:
         """Until stdin ends."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import select
 import time
+from collections.abc import Callable
 from typing import Any
 
 from Xlib import X, error
@@ -12,6 +13,7 @@ from Xlib.protocol import event
 
 _DEAF_S = 0.1  # for programs that answer no ping
 _ANSWER_S = 5.0
+_RETRY_S = 0.1
 
 
 class Windows:
@@ -22,12 +24,28 @@ class Windows:
         self._asked = self._manager = self._front = 0  # pings so far, and the last that each has answered
         self._extents = display.intern_atom("_NET_FRAME_EXTENTS")
         self._root.change_attributes(event_mask=X.SubstructureNotifyMask)  # where answers to pings come
-        self._own = self._root.create_window(0, 0, 1, 1, 0, 0, X.InputOnly, event_mask=X.PropertyChangeMask)
+        self._own = self._hidden_window()
         display.set_error_handler(lambda *_: None)  # windows vanish between two requests
 
-    def managed(self) -> bool:
-        """Whether a window manager is there."""
-        return bool(self._numbers(self._root, "_NET_SUPPORTING_WM_CHECK"))
+    def managed(self, within_s: float) -> bool:
+        """Wait for a window manager that takes requests; whether one does.
+
+        Its name on the root window is not enough: openbox writes that long before it handles events, and
+        loses some that come in between. A window that is first shown then is never shown.
+        """
+        deadline = time.monotonic() + within_s
+        while not self._numbers(self._root, "_NET_SUPPORTING_WM_CHECK") and time.monotonic() < deadline:
+            time.sleep(0.005)
+        while not self._manager and time.monotonic() < deadline:
+            self._own.destroy()  # a late answer to the question before counts no more
+            self._own = self._hidden_window()
+            self._ping_manager()
+            self._hear(lambda: self._manager > 0, _RETRY_S)
+        self._asked = self._manager
+        return bool(self._manager)
+
+    def _hidden_window(self) -> Any:
+        return self._root.create_window(0, 0, 1, 1, 0, 0, X.InputOnly, event_mask=X.PropertyChangeMask)
 
     def listed(self) -> list[dict[str, Any]]:
         """Those that the window manager has, the oldest first."""
@@ -71,16 +89,21 @@ class Windows:
         self._asked += 1
         front = self._ping_front(self._asked)
         self._ping_manager()
-        deadline = time.monotonic() + _ANSWER_S
+        self._hear(
+            lambda: self._manager >= self._asked and (not front or self._front == self._asked), _ANSWER_S
+        )
+        if not front:
+            time.sleep(_DEAF_S)
+
+    def _hear(self, answered: Callable[[], bool], seconds: float) -> None:
+        """Take events until the answer is there, or for so long."""
+        deadline = time.monotonic() + seconds
         while True:
             self.take_events()
             left = deadline - time.monotonic()
-            heard = self._manager >= self._asked and (not front or self._front == self._asked)
-            if heard or left < 0:
-                break
+            if answered() or left < 0:
+                return
             select.select([self._display.fileno()], [], [], left)
-        if not front:
-            time.sleep(_DEAF_S)
 
     def _ping_front(self, serial: int) -> bool:
         """Whether the program in front says that it answers."""

@@ -140,7 +140,7 @@ def used_mb(owner: str, names: Sequence[str]) -> float | None:
     for hierarchy in find_hierarchies():
         if "memory" in hierarchy.controllers:
             file = "memory.current" if hierarchy.version == 2 else "memory.usage_in_bytes"
-            return sum(int(Path(hierarchy.path, owner, name, file).read_text()) for name in names) / 2**20
+            return sum(int(Path(hierarchy.path, owner, name, file).read_text()) for name in names) / 1e6
     return None
 
 
@@ -182,7 +182,7 @@ async def main() -> None:
     table = Table("", "p50 ms", "p90 ms", "n", title="desktop over local")
     for name, times in rows:
         ordered = sorted(times)
-        ninetieth = ordered[int(0.9 * (len(ordered) - 1))]
+        ninetieth = ordered[int(0.9 * len(ordered))]
         table.add_row(name, f"{statistics.median(ordered):.1f}", f"{ninetieth:.1f}", str(len(ordered)))
     console = Console(width=90)
     console.print(table)

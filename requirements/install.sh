@@ -61,6 +61,7 @@ sys.exit(not os.path.exists(sysconfig.get_path("include") + "/Python.h"))' || ne
     command -v dbus-daemon >/dev/null || need+=(dbus)
     command -v mousepad >/dev/null || need+=(mousepad)
     [[ -e /usr/libexec/at-spi-bus-launcher ]] || need+=(at-spi2-core)
+    "$1" -c 'import ctypes; ctypes.CDLL("libnss_wrapper.so")' 2>/dev/null || need+=(libnss-wrapper)
     [[ -d /usr/share/fonts/truetype/dejavu ]] || need+=(fonts-dejavu-core)
   fi
   echo "${need[*]}"

@@ -50,7 +50,7 @@ def test_a_skip_for_another_reason_stays_a_skip(tmp_path: Path) -> None:
 
 
 def test_the_packages_are_those_of_the_installation() -> None:
-    desktop = {"xvfb", "openbox", "dbus", "mousepad", "at-spi2-core"}
+    desktop = {"xvfb", "openbox", "dbus", "mousepad", "at-spi2-core", "libnss-wrapper"}
     assert desktop <= missing_tools.system_packages()
     assert {"bubblewrap", "gcc", "libnuma1", "docker.io"} <= missing_tools.system_packages()
 

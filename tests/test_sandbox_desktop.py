@@ -1,17 +1,15 @@
-"""A desktop inside a sandbox: what is typed arrives, what is drawn is seen, and a reset leaves nothing."""
+"""A desktop inside a sandbox: what is typed arrives, and what is drawn is seen."""
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
 import re
-import shutil
 from collections.abc import AsyncIterator, Callable
-from pathlib import Path
 
 import pytest
+from desktops import NEEDS, SETTLE_S, another, content, paint, save_as, window
 from painter import COLOURS
-from rz_agent.sandboxes.config import SandboxConfig
 from rz_agent.sandboxes.desktop.actions import (
     Action,
     Click,
@@ -27,27 +25,14 @@ from rz_agent.sandboxes.desktop.actions import (
     Type,
     Wait,
 )
-from rz_agent.sandboxes.desktop.archive import build
-from rz_agent.sandboxes.desktop.desktop import Accessible, Desktop, Window
+from rz_agent.sandboxes.desktop.desktop import Accessible, Desktop
 from rz_agent.sandboxes.desktop.provider import DesktopProvider
-from rz_agent.sandboxes.errors import Died, FileError, Misconfigured, Unavailable, Unsupported
+from rz_agent.sandboxes.errors import Misconfigured, Unsupported
 from rz_agent.sandboxes.local.provider import LocalProvider
-from rz_agent.sandboxes.registry import make_provider
 from rz_agent.sandboxes.spec import SandboxSpec
 from rz_agent.sandboxes.tables import DesktopTable, LocalTable
 
-pytestmark = [
-    pytest.mark.anyio,
-    pytest.mark.skipif(shutil.which("bwrap") is None, reason="bubblewrap is not installed"),
-    pytest.mark.skipif(shutil.which("Xvfb") is None, reason="xvfb is not installed"),
-    pytest.mark.skipif(shutil.which("openbox") is None, reason="openbox is not installed"),
-    pytest.mark.skipif(shutil.which("dbus-daemon") is None, reason="dbus is not installed"),
-    pytest.mark.skipif(shutil.which("mousepad") is None, reason="mousepad is not installed"),
-    pytest.mark.skipif(
-        not Path("/usr/libexec/at-spi-bus-launcher").exists(), reason="at-spi2-core is not installed"
-    ),
-]
-SETTLE_S = 0.25
+pytestmark = [pytest.mark.anyio, *NEEDS]
 TEXT = "Größe: 42 €, (a+b)*c != d; é你好ß ~|{}\n\tsecond line: ÅΩя “quoted”\n"
 
 
@@ -67,53 +52,6 @@ async def the_desktop(anyio_backend: str) -> AsyncIterator[Desktop]:
 async def desktop(the_desktop: Desktop) -> Desktop:
     await the_desktop.reset()
     return the_desktop
-
-
-@contextlib.asynccontextmanager
-async def another(table: DesktopTable, spec: SandboxSpec | None = None) -> AsyncIterator[Desktop]:
-    provider = DesktopProvider(table, LocalProvider(LocalTable()))
-    try:
-        yield await provider.create(spec or SandboxSpec())
-    finally:
-        await provider.aclose()
-
-
-async def window(desktop: Desktop, title: str) -> Window:
-    """The window with these words in its title, once it is there."""
-    async with asyncio.timeout(30):
-        while True:
-            for found in await desktop.windows():
-                if title in found.title:
-                    return found
-            await asyncio.sleep(0.05)
-
-
-async def content(desktop: Desktop, path: str, ending: str = "") -> str:
-    """A file, once it is there and ends like this."""
-    async with asyncio.timeout(30):
-        while True:
-            with contextlib.suppress(FileError):
-                text = (await desktop.read(path)).decode()
-                if text.endswith(ending):
-                    return text
-            await asyncio.sleep(0.05)
-
-
-async def save_as(desktop: Desktop, path: str) -> None:
-    """Through the editor's dialog."""
-    await desktop.act(Hotkey(("ctrl", "s")))
-    await window(desktop, "Save As")
-    await desktop.act(Hotkey(("ctrl", "a")))
-    await desktop.act(Type(path))
-    await desktop.act(Press("enter"))
-
-
-async def paint(desktop: Desktop, seconds: float) -> None:
-    """Start the painter and wait until it covers the screen."""
-    await desktop.write("libraries.zip", build())
-    await desktop.write("painter.py", (Path(__file__).parent / "painter.py").read_bytes())
-    await desktop.launch(["python3", "painter.py", str(seconds)], env={"PYTHONPATH": "/box/libraries.zip"})
-    await content(desktop, "events", "ready\n")
 
 
 # -- typing ---------------------------------------------------------------------------------------------
@@ -290,83 +228,3 @@ async def test_without_being_configured_there_is_no_accessibility_tree() -> None
     async with another(DesktopTable()) as desktop:
         with pytest.raises(Unsupported, match=r"desktop\.a11y = true"):
             await desktop.a11y()
-
-
-# -- the place ------------------------------------------------------------------------------------------
-
-
-async def test_programs_on_it_are_as_confined_as_any_other(desktop: Desktop) -> None:
-    status = "grep -E '^(CapEff|NoNewPrivs|Seccomp):' /proc/self/status | sort"
-    await desktop.launch(["sh", "-c", f"(id -u; {status}; tail -n +3 /proc/net/dev; echo end) > facts"])
-    lines = [line.split() for line in (await content(desktop, "facts", "end\n")).splitlines()]
-    assert lines[:4] == [["1000"], ["CapEff:", "0" * 16], ["NoNewPrivs:", "1"], ["Seccomp:", "2"]]
-    assert [line[0] for line in lines[4:]] == ["lo:", "end"]
-
-
-async def test_a_reset_makes_a_new_desktop_and_keeps_the_files_of_a_snapshot(desktop: Desktop) -> None:
-    await desktop.write("kept.txt", b"then")
-    taken = await desktop.snapshot()
-    await desktop.launch(["mousepad"])
-    await window(desktop, "Untitled")
-    await desktop.write("dropped.txt", b"now")
-    await desktop.reset(to=taken)
-    assert await desktop.windows() == []
-    assert await desktop.read("kept.txt") == b"then"
-    with pytest.raises(FileError):
-        await desktop.read("dropped.txt")
-    assert (await desktop.screenshot()).getextrema() == ((0, 0),) * 3  # black
-
-
-async def test_a_desktop_that_its_programs_have_ended_has_died_and_can_be_reset(desktop: Desktop) -> None:
-    await desktop.launch(["sh", "-c", "sleep 0.5; kill -9 -1"])
-    await desktop.act(Wait(1.5))
-    with pytest.raises(Died, match="its desktop ended"):
-        await desktop.screenshot()
-    assert not await desktop.alive()
-    assert (await desktop.exec(["echo", "still here"])).stdout == b"still here\n"
-    await desktop.reset()
-    assert await desktop.alive()
-    assert await desktop.windows() == []
-
-
-async def test_a_program_that_is_not_there_is_named(desktop: Desktop) -> None:
-    with pytest.raises(Misconfigured, match="mousepat"):
-        await desktop.launch(["mousepat"])
-
-
-async def test_missing_programs_are_named_with_the_command_that_installs_them() -> None:
-    table = DesktopTable(python="/usr/bin/python3")
-    with pytest.raises(Unavailable, match=r"Xvfb, openbox, dbus-daemon\n  apt-get install .* xvfb"):
-        async with another(table, SandboxSpec(env={"PATH": "/nowhere"})):
-            pass
-
-
-async def test_it_is_refused_where_programs_share_the_files_of_the_machine() -> None:
-    provider = DesktopProvider(DesktopTable(), LocalProvider(LocalTable(isolation="none")))
-    with pytest.raises(Misconfigured, match='isolation = "namespaces"'):
-        await provider.create(SandboxSpec())
-    await provider.aclose()
-
-
-async def test_the_check_makes_a_trial_desktop_and_the_recipe_names_the_provider() -> None:
-    config = SandboxConfig.load({"provider": "desktop", "desktop": {"size": [640, 480]}}, source="test")
-    provider = make_provider(config)
-    assert provider.capabilities().desktop
-    last = (await provider.check())[-1]
-    assert (last.name, last.status) == ("desktop", "ok"), last
-    assert "640 x 480 pixels over local" in last.detail
-    await provider.aclose()
-
-
-async def test_nothing_of_a_closed_desktop_is_left() -> None:
-    def servers() -> list[str]:
-        found = []
-        for path in Path("/proc").glob("[0-9]*/cmdline"):
-            with contextlib.suppress(OSError):
-                found += [path.parent.name] if b"345x234x24" in path.read_bytes() else []
-        return found
-
-    async with another(DesktopTable(size=(345, 234))) as desktop:
-        await desktop.launch(["sleep", "600"])
-        assert servers()
-    assert servers() == []

@@ -9,12 +9,14 @@ TOPIC = Topic("hostile")
 
 
 @TOPIC.promise("isolates_processes", "bounds_pids")
-async def a_fork_bomb_meets_the_process_limit_and_the_deadline(place: Place) -> None:
+async def a_fork_bomb_meets_the_process_limit_and_the_deadline_or_the_memory_limit(place: Place) -> None:
     bomb = "import os\nwhile True:\n  try: os.fork()\n  except OSError: pass"
     result = await place.command(bomb, timeout_s=1)
-    same((result.timed_out, result.signal), (True, 9), "as a command: timed_out and signal")
+    # Forks that are refused cost the kernel memory for a while, with many cores more than a program may have.
+    expect(result.timed_out or result.oom, f"as a command it met neither bound: {result}")
+    same(result.signal, 9, "as a command: signal")
     cell = await place.cell(bomb, timeout_s=1, session="bomber")
-    expect(cell.timed_out, "as a cell it was not timed out")
+    expect(cell.timed_out or cell.oom, f"as a cell it met neither bound: {cell}")
     again = await place.cell("import os; pid = os.fork() or os._exit(0); pid > 0", session="bomber")
     same(again.stdout, b"True\n", "a fork in the same session afterwards")
     await (await place.sandbox()).end_session("bomber")
@@ -24,8 +26,13 @@ async def a_fork_bomb_meets_the_process_limit_and_the_deadline(place: Place) -> 
 async def a_fork_bombs_children_are_gone_and_its_state_is_kept(place: Place) -> None:
     bomb = "import os\nwhile True:\n  try: os.fork()\n  except OSError: pass"
     cell = await place.cell(bomb, timeout_s=1, session="bomber")
-    same((cell.timed_out, cell.state_lost), (True, False), "timed_out and state_lost")
-    count = "import glob\nlen([f for f in glob.glob('/proc/[0-9]*/stat') if ') Z' not in open(f).read()])"
+    if not cell.oom:  # see above: then the kernel chose which of them to kill
+        same((cell.timed_out, cell.state_lost), (True, False), "timed_out and state_lost")
+    count = (
+        "import glob\ndef lives(stat):\n  try: return ') Z' not in open(stat).read()\n"
+        "  except OSError: return False  # its init reaps them meanwhile\n"
+        "sum(map(lives, glob.glob('/proc/[0-9]*/stat')))"
+    )
     same((await place.cell(count, session="bomber")).stdout, b"2\n", "its init and itself, counted in /proc")
     await (await place.sandbox()).end_session("bomber")
 

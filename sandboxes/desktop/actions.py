@@ -92,8 +92,8 @@ class Scroll:
 
 
 @dataclass(frozen=True, slots=True)
-class MouseDown:
-    """Press a button and hold it."""
+class _Button:
+    """One half of a click, there or where the pointer is."""
 
     x: int | None = None
     y: int | None = None
@@ -104,15 +104,13 @@ class MouseDown:
 
 
 @dataclass(frozen=True, slots=True)
-class MouseUp:
+class MouseDown(_Button):
+    """Press a button and hold it."""
+
+
+@dataclass(frozen=True, slots=True)
+class MouseUp(_Button):
     """Release a button."""
-
-    x: int | None = None
-    y: int | None = None
-    button: Button = "left"
-
-    def __post_init__(self) -> None:
-        _positioned(self.x, self.y)
 
 
 @dataclass(frozen=True, slots=True)
@@ -143,8 +141,8 @@ class Hotkey:
 
 
 @dataclass(frozen=True, slots=True)
-class KeyDown:
-    """Press a key and hold it."""
+class _Key:
+    """One half of a press."""
 
     key: str
 
@@ -153,13 +151,13 @@ class KeyDown:
 
 
 @dataclass(frozen=True, slots=True)
-class KeyUp:
+class KeyDown(_Key):
+    """Press a key and hold it."""
+
+
+@dataclass(frozen=True, slots=True)
+class KeyUp(_Key):
     """Release a key."""
-
-    key: str
-
-    def __post_init__(self) -> None:
-        known.of(self.key)
 
 
 @dataclass(frozen=True, slots=True)

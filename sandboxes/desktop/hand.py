@@ -22,7 +22,8 @@ from ..sandbox import Process, Sandbox
 from .archive import BOOT
 
 PROVIDER = "desktop"
-INSTALL = "apt-get install -y --no-install-recommends xvfb openbox dbus at-spi2-core fonts-dejavu-core"
+PACKAGES = "xvfb openbox dbus at-spi2-core fonts-dejavu-core libnss-wrapper"  # of Debian
+NOT_FOUND = 127  # exit code of a command that does not exist
 START_S = 60.0
 BUFFER = 64 << 20  # bytes: a screenshot waits there as a whole, however slow its reader is
 Answer = tuple[Header, bytes]
@@ -43,7 +44,7 @@ class Hand:
     async def start(
         cls, sandbox: Sandbox, archive: bytes, *, python: str, settings: Mapping[str, Any]
     ) -> Self:
-        """Returns when the desktop is there. Unavailable when its programs are missing in the sandbox."""
+        """Returns when the desktop is there. Unavailable when the sandbox lacks its programs."""
         command = [python, "-I", "-S", "-c", BOOT, str(len(archive)), json.dumps(dict(settings))]
         hand = cls(await sandbox.start(command, output_limit=BUFFER), sandbox.id)
         try:
@@ -53,6 +54,12 @@ class Hand:
             await hand.end()
             message = f"the desktop did not start in {START_S:g} s"
             raise CreateError(message, provider=PROVIDER, sandbox_id=sandbox.id) from None
+        except Died:
+            await hand.end()
+            if (await hand._process.wait()).exit_code != NOT_FOUND:
+                raise
+            message = f"there is no sandbox.desktop.python = {python!r} in it\n  Name one of at least 3.9."
+            raise Misconfigured(message, provider=PROVIDER, sandbox_id=sandbox.id) from None
         except BaseException:
             await hand.end()
             raise
@@ -61,8 +68,9 @@ class Hand:
     def _require(self, hello: Header) -> None:
         if "missing" in hello:
             raise Unavailable(
-                f"not installed in the sandbox: {', '.join(hello['missing'])}\n  {INSTALL} (here for local "
-                "sandboxes, in the image for others)",
+                f"not in the sandbox: {', '.join(hello['missing'])}\n"
+                f"  apt-get install -y --no-install-recommends {PACKAGES}\n"
+                "  on this machine for desktops over local, in the image (sandbox.docker.image) over docker.",
                 provider=PROVIDER, sandbox_id=self._sandbox_id,
             )  # fmt: skip
         if "failed" in hello:

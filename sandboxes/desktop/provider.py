@@ -48,6 +48,11 @@ class DesktopProvider:
     def __init__(self, config: DesktopTable, under: Provider) -> None:
         self._config, self._under = config, under
 
+    @property
+    def place(self) -> str:
+        """That of the provider under it."""
+        return self._under.place
+
     async def create(self, spec: SandboxSpec) -> DesktopSandbox:
         """A new desktop that answers. Unavailable when the sandbox lacks its programs."""
         size = spec.screen or self._config.size

@@ -9,7 +9,15 @@ from __future__ import annotations
 import time
 from typing import Any
 
-from jeepney import DBusAddress, HeaderFields, Message, MessageType, Properties, new_method_call
+from jeepney import (
+    DBusAddress,
+    HeaderFields,
+    Message,
+    MessageType,
+    Properties,
+    message_bus,
+    new_method_call,
+)
 from jeepney.io.blocking import DBusConnection, open_dbus_connection
 
 REGISTRY = ("org.a11y.atspi.Registry", "/org/a11y/atspi/accessible/root")
@@ -109,9 +117,23 @@ def _state_names(words: list[int]) -> list[str]:
 
 
 def enable(session_bus: str) -> None:
-    """Start AT-SPI on this session bus and say that somebody reads: Qt and GTK 4 wait for that."""
+    """Start AT-SPI on this session bus and say that somebody reads: Qt and GTK 4 wait for that.
+
+    It writes that into its settings as well, which are to be in memory and not among the user's files.
+    """
     status = DBusAddress("/org/a11y/bus", bus_name="org.a11y.Bus", interface="org.a11y.Status")
-    _ask(session_bus, Properties(status).set("IsEnabled", "b", True), START_S)
+    for message in (
+        _settings_of_services("memory"),
+        Properties(status).set("IsEnabled", "b", True),
+        _settings_of_services("dconf"),
+    ):
+        _ask(session_bus, message, START_S)
+
+
+def _settings_of_services(backend: str) -> Message:
+    """Where what the bus starts from now on keeps its settings."""
+    variables = {"GSETTINGS_BACKEND": backend}
+    return new_method_call(message_bus, "UpdateActivationEnvironment", "a{ss}", (variables,))
 
 
 def tree(session_bus: str, seconds: float) -> dict[str, Any]:

@@ -1,0 +1,237 @@
+"""Where desktops are: in sandboxes of their own, kept and counted like any other; in containers as well."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from desktops import NEEDS, SETTLE_S, another, content, paint, window
+from dockerd import Dockerd
+from painter import COLOURS
+from rz_agent.sandboxes.config import SandboxConfig
+from rz_agent.sandboxes.desktop.actions import Click, Type, Wait
+from rz_agent.sandboxes.desktop.kept import KeptDesktop
+from rz_agent.sandboxes.desktop.provider import DesktopProvider
+from rz_agent.sandboxes.errors import Died, FileError, Misconfigured, Unavailable
+from rz_agent.sandboxes.keeper import Keeper
+from rz_agent.sandboxes.ledger import Ledger
+from rz_agent.sandboxes.local.provider import LocalProvider
+from rz_agent.sandboxes.pool import SandboxPool
+from rz_agent.sandboxes.registry import make_provider
+from rz_agent.sandboxes.spec import SandboxSpec
+from rz_agent.sandboxes.tables import DesktopTable, LocalTable
+
+pytestmark = [pytest.mark.anyio, *NEEDS]
+
+
+@pytest.fixture
+def anyio_backend() -> str:
+    return "asyncio"
+
+
+def servers(size: str) -> list[str]:
+    """X servers of this machine with a screen of this size."""
+    found = []
+    for path in Path("/proc").glob("[0-9]*/cmdline"):
+        with contextlib.suppress(OSError):
+            found += [path.parent.name] if f"{size}x24".encode() in path.read_bytes() else []
+    return found
+
+
+async def test_programs_on_it_are_as_confined_as_any_other() -> None:
+    status = "grep -E '^(CapEff|NoNewPrivs|Seccomp):' /proc/self/status | sort"
+    async with another(DesktopTable()) as desktop:
+        await desktop.launch(["sh", "-c", f"(id -u; {status}; tail -n +3 /proc/net/dev; echo end) > facts"])
+        lines = [line.split() for line in (await content(desktop, "facts", "end\n")).splitlines()]
+    assert lines[:4] == [["1000"], ["CapEff:", "0" * 16], ["NoNewPrivs:", "1"], ["Seccomp:", "2"]]
+    assert [line[0] for line in lines[4:]] == ["lo:", "end"]
+
+
+async def test_a_reset_makes_a_new_desktop_and_keeps_the_files_of_a_snapshot() -> None:
+    async with another(DesktopTable(a11y=True)) as desktop:
+        assert await desktop.list_dir(".") == []  # what holds the desktop leaves its files elsewhere
+        await desktop.write("kept.txt", b"then")
+        taken = await desktop.snapshot()
+        await desktop.launch(["mousepad"])
+        await window(desktop, "Untitled")
+        await desktop.write("dropped.txt", b"now")
+        await desktop.reset(to=taken)
+        assert await desktop.windows() == []
+        assert await desktop.read("kept.txt") == b"then"
+        with pytest.raises(FileError):
+            await desktop.read("dropped.txt")
+        assert (await desktop.screenshot()).getextrema() == ((0, 0),) * 3  # black
+
+
+async def test_a_desktop_that_its_programs_have_ended_has_died_and_can_be_reset() -> None:
+    async with another(DesktopTable()) as desktop:
+        await desktop.launch(["sh", "-c", "sleep 0.5; kill -9 -1"])
+        await desktop.act(Wait(1.5))
+        with pytest.raises(Died, match="its desktop ended"):
+            await desktop.screenshot()
+        assert not await desktop.alive()
+        assert (await desktop.exec(["echo", "still here"])).stdout == b"still here\n"
+        await desktop.reset()
+        assert await desktop.alive()
+        assert await desktop.windows() == []
+
+
+async def test_nothing_of_a_closed_desktop_is_left() -> None:
+    async with another(DesktopTable(size=(345, 234))) as desktop:
+        await desktop.launch(["sleep", "600"])
+        assert servers("345x234")
+    assert servers("345x234") == []
+
+
+# -- what cannot be had -----------------------------------------------------------------------------------
+
+
+async def test_a_program_that_is_not_there_is_named() -> None:
+    async with another(DesktopTable()) as desktop:
+        with pytest.raises(Misconfigured, match="mousepat"):
+            await desktop.launch(["mousepat"])
+    with pytest.raises(Misconfigured, match=r"sandbox\.desktop\.python = 'python2'"):
+        async with another(DesktopTable(python="python2")):
+            pass
+
+
+async def test_missing_programs_are_named_with_the_command_that_installs_them() -> None:
+    table = DesktopTable(python="/usr/bin/python3")
+    with pytest.raises(Unavailable, match=r"Xvfb, openbox, dbus-daemon\n  apt-get install .* xvfb"):
+        async with another(table, SandboxSpec(env={"PATH": "/nowhere"})):
+            pass
+
+
+async def test_it_is_refused_where_programs_share_the_files_of_the_machine() -> None:
+    provider = DesktopProvider(DesktopTable(), LocalProvider(LocalTable(isolation="none")))
+    with pytest.raises(Misconfigured, match='isolation = "namespaces"'):
+        await provider.create(SandboxSpec())
+    await provider.aclose()
+
+
+# -- kept -------------------------------------------------------------------------------------------------
+
+
+def recipe(size: tuple[int, int]) -> SandboxConfig:
+    return SandboxConfig.load(
+        {"provider": "desktop", "max_live": 2, "desktop": {"size": size, "settle_s": SETTLE_S}}, source="test"
+    )
+
+
+async def test_the_check_makes_a_trial_desktop_and_the_recipe_names_the_provider() -> None:
+    provider = make_provider(recipe((640, 480)))
+    assert provider.capabilities().desktop
+    last = (await provider.check())[-1]
+    assert (last.name, last.status) == ("desktop", "ok"), last
+    assert "640 x 480 pixels over local" in last.detail
+    await provider.aclose()
+
+
+async def test_a_keeper_hands_out_desktops_and_writes_them_into_its_books() -> None:
+    config = recipe((641, 481))
+    async with Keeper.of(config, run_id="run 7") as keeper:
+        async with await keeper.create(config.spec()) as kept:
+            assert isinstance(kept, KeptDesktop)
+            assert [entry.sandbox_id for entry in Ledger().entries("desktop")] == [kept.id]
+            assert [info.id for info in await keeper.provider.live(run_id="run 7")] == [kept.id]
+            await paint(kept, 0)
+            await kept.act(Click(1, 1))
+            await kept.act(Type("e"))
+            await content(kept, "events", "up 0x65 1 1\n")
+            shot = await kept.screenshot()
+            assert (shot.size, shot.getpixel((0, 0))) == (kept.size, tuple(COLOURS[1].to_bytes(3)))
+            await kept.reset()
+            assert await kept.windows() == []
+        assert Ledger().entries("desktop") == []
+        assert await keeper.provider.live(run_id="run 7") == []
+
+
+async def test_each_episode_has_a_screen_of_its_own() -> None:
+    async with SandboxPool.of(recipe((320, 240))) as pool:
+        one, other = await pool.acquire(), await pool.acquire()
+        assert one.id != other.id
+        await pool.release(one)
+        assert [entry.sandbox_id for entry in Ledger().entries("desktop")] == [other.id]
+
+
+OWNER = """
+import asyncio
+from rz_agent.sandboxes.config import SandboxConfig
+from rz_agent.sandboxes.keeper import Keeper
+
+async def main():
+    config = SandboxConfig.load({"provider": "desktop", "desktop": {"size": [642, 482]}}, source="test")
+    sandbox = await Keeper.of(config, run_id="run 8").create(config.spec())
+    print(sandbox.id, flush=True)
+    await asyncio.sleep(600)
+
+asyncio.run(main())
+"""
+
+
+@pytest.fixture
+def elsewhere() -> Iterator[tuple[str, subprocess.Popen[str]]]:
+    """A desktop that another process holds, and that process."""
+    with subprocess.Popen([sys.executable, "-c", OWNER], stdout=subprocess.PIPE, text=True) as owner:
+        assert owner.stdout is not None
+        try:
+            yield owner.stdout.readline().strip(), owner
+        finally:
+            owner.kill()
+
+
+async def test_a_desktop_whose_owner_is_killed_is_gone_and_reported_under_its_run(
+    elsewhere: tuple[str, subprocess.Popen[str]],
+) -> None:
+    name, owner = elsewhere
+    async with Keeper.of(recipe((642, 482))) as keeper:
+        (info,) = await keeper.provider.live(run_id="run 8")
+        assert (info.id, info.state, bool(servers("642x482"))) == (name, "running", True)
+        owner.kill()
+        owner.wait()
+        (reaped,) = await keeper.reap(run_id="run 8")
+        assert (reaped.id, reaped.run_id) == (name, "run 8")
+        assert reaped.what in ("removed", "had ended")  # its own end may have been quicker
+        async with asyncio.timeout(5):
+            while servers("642x482"):  # noqa: ASYNC110  nothing tells
+                await asyncio.sleep(0.05)
+    assert Ledger().entries("desktop") == []
+
+
+# -- in containers ----------------------------------------------------------------------------------------
+
+# of this machine, in place of an image in which its packages are installed
+INSTALLED = {folder: folder for folder in ("/usr", "/etc/fonts", "/etc/xdg", "/etc/X11")}
+NAMES = next((str(path) for path in Path("/usr/lib").glob("*/libnss_wrapper.so")), "")
+
+
+@pytest.mark.skipif(not NAMES, reason="libnss-wrapper is not installed")
+async def test_over_docker_a_typed_text_is_in_the_editors_window_and_on_the_screen(dockerd: Dockerd) -> None:
+    table = DesktopTable(over="docker", settle_s=SETTLE_S, a11y=True)
+    provider = DesktopProvider(table, dockerd.provider(volumes=INSTALLED))
+    async with await provider.create(SandboxSpec()) as desktop:
+        assert (await desktop.screenshot()).getextrema() == ((0, 0),) * 3
+        await desktop.launch(["mousepad"])
+        await window(desktop, "Untitled")
+        await desktop.act(Type("Größe: 42 €, 你好\n"))
+        tree = await desktop.a11y()
+        assert "Größe: 42 €, 你好\n" in [node.text for node in tree.walk() if node.role == "text"]
+        assert (await desktop.screenshot()).getextrema() == ((0, 255),) * 3
+    await provider.aclose()
+
+
+@pytest.mark.skipif(not NAMES, reason="libnss-wrapper is not installed")
+async def test_what_an_image_lacks_is_named(dockerd: Dockerd) -> None:
+    without = dockerd.provider(volumes=INSTALLED | {"/dev/null": NAMES})
+    provider = DesktopProvider(DesktopTable(over="docker", python="/usr/bin/python3"), without)
+    missing = "Xvfb, openbox, dbus-daemon, libnss_wrapper.so"
+    remedy = r"apt-get install .* xvfb .* libnss-wrapper\n  .* in the image \(sandbox\.docker\.image\)"
+    with pytest.raises(Unavailable, match=rf"{missing}\n  {remedy}"):
+        await provider.create(SandboxSpec(env={"PATH": "/nowhere"}))
+    assert await provider.live() == []
+    await provider.aclose()

@@ -28,6 +28,7 @@ import gymnasium
 from gymnasium.error import ResetNeeded
 
 from ..errors import ConfigError
+from ..sandboxes.deadline import deadline
 from ..sandboxes.pool import SandboxPool
 from . import calls
 from . import rubric as scoring
@@ -268,7 +269,7 @@ class AgentEnv(gymnasium.Env[Observation, str]):
         """What is shown first, and the reason to mask the episode ("" where there is none)."""
         name, prompt = type(self).__name__, observation(task.prompt, "user")
         try:
-            async with asyncio.timeout(task.deadlines.setup_s) as deadline:
+            async with deadline(task.deadlines.setup_s) as clock:
                 if self._stack is None and not self._borrows:
                     with blamed(name, "open_shared", task.id, self.open_shared):
                         stack, resources = AsyncExitStack(), self.open_shared(self.options, self._sandboxes)
@@ -279,7 +280,7 @@ class AgentEnv(gymnasium.Env[Observation, str]):
                     shown = await self.hook_calls.call(self.begin, task)
                     return (prompt if shown is None else observation(shown, "user")), ""
         except BaseException as error:
-            if isinstance(error, TimeoutError) and deadline.expired():
+            if isinstance(error, TimeoutError) and clock.expired():
                 return prompt, f"setup did not finish within {task.deadlines.setup_s:g} s"
             if reason := mask_reason(error):
                 return prompt, reason
@@ -345,7 +346,7 @@ class AgentEnv(gymnasium.Env[Observation, str]):
         function = getattr(self, spec.method) if spec.method else spec.function
         name, task, limit = f"tool {spec.name}", self.task, self.task.deadlines.tool_s
         try:
-            async with asyncio.timeout(limit):
+            async with self._running().clock(limit):
                 # A bug is no mask: a policy could get rid of its bad episodes by provoking it.
                 with blamed(type(self).__name__, name, task.id, function, passing=(ToolError,)):
                     shown = await self.hook_calls.call(function, **spec.arguments(given))

@@ -6,9 +6,11 @@ Invariant: one Progress an episode; `finished` is set by the environment only, t
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping
+from collections.abc import AsyncIterator, Mapping
+from contextlib import asynccontextmanager
 from typing import Any
 
+from ..sandboxes.deadline import deadline
 from .message import Message
 from .rubric import Ended, Episode
 from .task import Task
@@ -26,11 +28,21 @@ class Progress:
         self._answer = ""
         self._statuses: list[str] = []
         self._began = time.monotonic()
+        self._waited_s = 0.0
 
     @property
     def overdue(self) -> bool:
         limit = self.task.deadlines.episode_s
-        return limit is not None and time.monotonic() - self._began > limit
+        return limit is not None and time.monotonic() - self._began - self._waited_s > limit
+
+    @asynccontextmanager
+    async def clock(self, seconds: float) -> AsyncIterator[None]:
+        """A deadline of one call; what it stands still counts against the episode neither."""
+        async with deadline(seconds) as running:
+            try:
+                yield
+            finally:
+                self._waited_s += running.waited_s
 
     def record(self, text: str, turn: Reply) -> None:
         """One turn of the policy, as it wrote it and as it was understood."""

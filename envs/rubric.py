@@ -18,6 +18,7 @@ from dataclasses import dataclass, field
 from typing import Any, Literal, TypeVar, overload
 
 from ..errors import NonFinite, ungrouped
+from ..sandboxes.deadline import deadline
 from .bug import blamed, source_of, told
 from .calls import Calls
 from .failure import InfraFailure
@@ -117,7 +118,7 @@ class Rubric:
         calls = calls or Calls(owner)
         with ungrouped():
             try:
-                async with asyncio.timeout(self.deadline_s), asyncio.TaskGroup() as running:
+                async with deadline(self.deadline_s), asyncio.TaskGroup() as running:
                     pending = {
                         f: running.create_task(self._value(f, task, episode, owner, calls))
                         for f in self.functions

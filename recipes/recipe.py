@@ -164,7 +164,7 @@ class Recipe(Section):
                 "sandbox.lifetime_s",
                 sandbox.lifetime_s,
                 f"is shorter than rollout.episode_deadline_s + sandbox.scoring_buffer_s + {START_S:g} s to "
-                f"start = {needed:g}: an episode would lose its sandbox before it is scored.",
+                f"start = {needed:g}: a sandbox that is not renewed would end before its episode is scored.",
                 f"Use at least {needed:g}, or a shorter rollout.episode_deadline_s.",
             )
         return None

@@ -11,8 +11,9 @@ A missing log-probability, a dead engine or a bug in an environment is not an ou
 it is raised and stops the run.
 
 Waits: the episode for the engine (until the episode's deadline) and for its environment (until the
-step's deadline, and a grace where it does not let itself be cancelled); nobody for it. Cancelling the
-coroutine aborts the request and closes the environment.
+step's deadline, and a grace where it does not let itself be cancelled; time spent waiting for a sandbox that
+others hold counts against neither); nobody for it. Cancelling the coroutine aborts the request and closes
+the environment.
 """
 
 from __future__ import annotations
@@ -33,6 +34,7 @@ from ..envs.failure import mask_reason
 from ..envs.message import Observation
 from ..envs.step_result import Place, Step, checked_reset, checked_step, metrics_of
 from ..errors import MissingLogprob, NonFinite, RzError
+from ..sandboxes.deadline import deadline
 from ..trajectory import Int32, Sampling, Segment, Status, Trajectory
 from .conversation import Conversation, Turn, room
 from .engine import Completion, Engine
@@ -90,6 +92,7 @@ class _Record:
     cached_tokens: int = 0
     env_metrics: dict[str, float] = field(default_factory=dict)
     started: float = field(default_factory=time.monotonic)
+    waited_s: float = 0.0  # for sandboxes that others held: no deadline counts it
 
     def open_segment(self, builder: SegmentBuilder) -> None:
         """Keep the segment so far; one in which nothing was sampled says nothing and is dropped."""
@@ -210,9 +213,9 @@ class EpisodeRunner:
             raise _Reached("tokens")
         if not record.turns:
             signals.first_request()
-        left_s = record.started + self._limits.episode_deadline_s - time.monotonic()
+        left_s = record.started + record.waited_s + self._limits.episode_deadline_s - time.monotonic()
         try:
-            async with asyncio.timeout(left_s) as deadline:
+            async with asyncio.timeout(left_s) as clock:
                 completion = await self._engine.generate(
                     record.open.ids.tolist(),
                     self._sampling,
@@ -222,7 +225,7 @@ class EpisodeRunner:
                 )
             record.open.actions(completion)
         except TimeoutError:
-            if not deadline.expired():
+            if not clock.expired():
                 raise
             raise _Reached("time") from None
         except (MissingLogprob, NonFinite) as error:
@@ -268,9 +271,12 @@ class EpisodeRunner:
         """Await the environment: past the deadline it hangs, which masks the episode, as a failure of its
         infrastructure does. Any other exception than our own is an `EnvironmentBug`."""
         try:
-            async with asyncio.timeout(limit_s):
-                with blamed(record.environment, what, record.request.task.id, function):
-                    return await record.calls.call(function)
+            async with deadline(limit_s) as clock:
+                try:
+                    with blamed(record.environment, what, record.request.task.id, function):
+                        return await record.calls.call(function)
+                finally:
+                    record.waited_s += clock.waited_s
         except TimeoutError:
             raise _Infrastructure(f"{what}: no answer within {limit}") from None
         except RzError as error:

@@ -26,6 +26,15 @@ from .tables import (
 )
 
 START_S = 60.0  # that a sandbox may take to start
+# What a person has to write, by the type of what pydantic says; for other types it says it well.
+_KINDS = {
+    **dict.fromkeys(("int_type", "int_parsing", "int_from_float"), "a whole number"),
+    **dict.fromkeys(("float_type", "float_parsing"), "a number"),
+    **dict.fromkeys(("bool_type", "bool_parsing"), "true or false"),
+    **dict.fromkeys(("dict_type", "model_type", "model_attributes_type"), "a table"),
+    "string_type": "text in quotes",
+    "tuple_type": "an [array]",
+}
 
 
 class _Clash(ValueError):
@@ -41,7 +50,7 @@ class SandboxConfig(Table):
 
     provider             "local", "docker", "e2b", "desktop", an installed plug-in, or "package.module:Class"
     shared               sandboxes of the run; episodes share them, each in a session of its own
-    lifetime_s           s that one sandbox may live; a shared one is renewed with each episode
+    lifetime_s           s that a sandbox lives unless it is renewed, as a held one is at a third of it
     scoring_buffer_s     s of that life kept for scoring an episode that ran to its deadline
     max_live             sandboxes of this provider that all runs of this user on this machine hold together
     max_starting         of those, how many may be starting at once
@@ -50,6 +59,7 @@ class SandboxConfig(Table):
     on_infra_failure     "mask" the episode, "retry" it once on a new sandbox and then mask, or "stop" the run
     infra_failed_share   of the last episodes that may fail for the place's sake before the run stops
     env                  variables of every program, in plain words: a recipe is copied into its runs
+    options              of a provider of another package, which judges them itself
     """
 
     provider: str = "local"
@@ -70,6 +80,15 @@ class SandboxConfig(Table):
     docker: DockerTable = DockerTable()
     e2b: E2bTable = E2bTable()
     desktop: DesktopTable = DesktopTable()
+    options: dict[str, Any] = Field(default_factory=dict)
+
+    @model_validator(mode="after")
+    def _options_are_for_another_provider(self) -> Self:
+        own = {"local", "docker", "e2b", "desktop"} & {self.provider}
+        if self.options and own:
+            remedy = f"They are for a provider of another package: write [sandbox.{self.provider}]."
+            raise _Clash("sandbox.options", self.options, remedy)
+        return self
 
     @model_validator(mode="after")
     def _one_program_fits(self) -> Self:
@@ -124,7 +143,24 @@ def _explain(error: ValidationError, source: str) -> ConfigError:
     clash = first.get("ctx", {}).get("error")
     if isinstance(clash, _Clash):
         return ConfigError(source=source, key=clash.key, value=clash.value, remedy=clash.remedy)
-    return ConfigError(source=source, key=key, value=value, remedy=f"{first['msg']}.")
+    if kind := _KINDS.get(first["type"]):
+        where = f": [{key}]" if kind == "a table" else ""
+        return ConfigError(
+            source=source, key=key, value=value, why=f"is not {kind}.", remedy=f"Write {kind}{where}."
+        )
+    return ConfigError(source=source, key=key, value=value, remedy=_said(first["msg"]))
+
+
+def _said(message: str) -> str:
+    """
+    >>> _said("Input should be greater than 0"), _said("Input should be 'a' or 'b'")
+    ('Use a number greater than 0.', "Use 'a' or 'b'.")
+    """
+    wanted = message.removeprefix("Input should be ")
+    if wanted == message:
+        return f"{message.removeprefix('Value error, ')}."
+    number = "a number " if wanted.startswith(("greater", "less")) else ""
+    return f"Use {number}{wanted}."
 
 
 def _known(path: list[str]) -> str:

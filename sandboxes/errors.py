@@ -37,6 +37,7 @@ class SandboxError(RzError):
 class Misconfigured(SandboxError):
     """The recipe asks for what this machine or provider cannot do."""
 
+    exit_code = 2
     blame: Blame = "config"
 
 

@@ -1,12 +1,15 @@
 """Keeps the books on every sandbox that this process holds of one provider.
 
     create(spec)   reap once -> a warm one, or: slot -> intent -> start slot, rate -> provider -> id written
+    held           its life is renewed in the background; a spec's `lifetime_s` is for one that nobody renews
     close          provider's close -> entry forgotten; the slot is given back whatever happened
     reap()         what dead owners left: by the provider's own list, and by the ledger
 
 Invariants: a sandbox is in the ledger from before it is made until after it is closed; one that could not be
-closed stays there. All processes of this user together hold at most `max_live` of the provider's sandboxes.
-Waits: `create` for a slot, for the rate, and for a provider that asks for patience, at most `PATIENCE_S`.
+closed stays there, and so does one of a place that this provider does not see. All processes of this user
+together hold at most `max_live` of the provider's sandboxes.
+Waits: `create` for a slot, until nobody has given one back for a `lifetime_s`; for the rate; for a provider
+that asks for patience, at most `PATIENCE_S`. No deadline of the caller runs meanwhile (`deadline.py`).
 At the end of the interpreter nothing is done here: no thread can be started then, and each provider's own
 switch (a closed socket, a short time to live) ends what is left.
 """
@@ -15,14 +18,18 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import logging
 import time
+from collections import Counter
 from collections.abc import Callable, Coroutine
 from dataclasses import dataclass, replace
 from types import TracebackType
 from typing import Any, Literal, Self, cast
 
 from .config import SandboxConfig
-from .errors import CreateError, Misconfigured, RateLimited, SandboxError
+from .deadline import waiting
+from .errors import CreateError, Misconfigured, QuotaExceeded, RateLimited, SandboxError
+from .heartbeat import Heartbeat
 from .kept import KeptSandbox
 from .ledger import Entry, Ledger
 from .limiter import Limiter, Slot
@@ -33,7 +40,9 @@ from .sandbox import Sandbox
 from .spec import SandboxSpec
 from .warm_pool import WarmPool
 
+log = logging.getLogger(__name__)
 PATIENCE_S = 60.0
+SAY_S = 30.0  # of waiting for a slot, after which the log says so
 FIRST_PAUSE_S = 1.0
 End = Callable[[], Coroutine[Any, Any, None]]
 
@@ -93,7 +102,9 @@ class Keeper:
         await self._reap_at_first()
         sandbox = await self._warm.take(spec)
         if sandbox is None:
-            sandbox = await self._make(spec, await self._slot(spec))
+            with waiting():
+                slot = await self._slot(spec)
+            sandbox = await self._make(spec, slot)
         self._warm.refill(spec)
         return sandbox
 
@@ -105,7 +116,20 @@ class Keeper:
                 return slot
             if not await self._warm.give_way(spec):
                 break
-        return await live.take()
+        words = f"all {live.size} sandboxes of {self.provider.name} that sandbox.max_live allows are held"
+        saying = asyncio.get_running_loop().call_later(
+            SAY_S, log.warning, "%s; waiting for one. `rz-agent sandbox ps` lists them.", words
+        )
+        try:
+            return await live.take(patience_s=spec.lifetime_s)
+        except TimeoutError:
+            message = (
+                f"{words}, and in {spec.lifetime_s:g} s none was given back\n"
+                "  Raise sandbox.max_live, or let fewer episodes run at once (rollout.episodes_in_flight)."
+            )
+            raise QuotaExceeded(message, provider=self.provider.name) from None
+        finally:
+            saying.cancel()
 
     async def _make_if_room(self, spec: SandboxSpec) -> KeptSandbox | None:
         live = self._limiter.live
@@ -115,18 +139,21 @@ class Keeper:
     async def _make(self, spec: SandboxSpec, slot: Slot) -> KeptSandbox:
         with contextlib.ExitStack() as undo:
             undo.callback(slot.release)
-            async with self._limiter.starting.held():
-                await self._limiter.rate.wait()
+            with contextlib.ExitStack() as starting:
+                with waiting():
+                    starting.callback((await self._limiter.starting.take()).release)
+                    await self._limiter.rate.wait()
                 entry = self._intend(spec)
                 undo.callback(self._ledger.forget, entry)
                 inner = await self._patiently(self._labelled(spec))
             undo.pop_all()
-        return self._keep(inner, entry, slot)
+        return self._keep(inner, entry, slot, spec.lifetime_s)
 
     def _intend(self, spec: SandboxSpec) -> Entry:
         try:
             return self._ledger.intend(
                 provider=self.provider.name,
+                place=self.provider.place,
                 owner=self._owner,
                 run_id=self._run_id,
                 spec_key=spec.key,
@@ -153,22 +180,26 @@ class Keeper:
                 seconds = pause if error.retry_after is None else error.retry_after
                 if time.monotonic() + seconds > give_up:
                     raise
-                await asyncio.sleep(seconds)
+                with waiting():
+                    await asyncio.sleep(seconds)
                 pause *= 2
 
     # -- keeping ----------------------------------------------------------------------------------------
 
-    def _keep(self, inner: Sandbox, entry: Entry, slot: Slot) -> KeptSandbox:
+    def _keep(self, inner: Sandbox, entry: Entry, slot: Slot, lifetime_s: float) -> KeptSandbox:
         books = entry
 
         def renewed(ttl_s: float) -> None:
             nonlocal books
-            books = self._ledger.renew(books, ttl_s)
+            with contextlib.suppress(OSError):  # a full disk ends no episode
+                books = self._ledger.renew(books, ttl_s)
 
-        def end() -> Coroutine[Any, Any, None]:
-            return self._let_go(inner, books, slot)
+        async def end() -> None:
+            heartbeat.stop()
+            await self._let_go(inner, books, slot)
 
         kept = self._open[inner.id] = self._wrapped(inner, end, renewed)
+        heartbeat = Heartbeat(kept.keepalive, lifetime_s, name=inner.id)
         books = self._ledger.complete(entry, inner.id)
         return kept
 
@@ -224,15 +255,24 @@ class Keeper:
         runs = {e.sandbox_id: e.run_id for e in self._ledger.entries(self.provider.name) if e.sandbox_id}
         names = await self.provider.reap(run_id=run_id, dead_owners=dead_owners)
         reaped = {name: Reaped(id=name, run_id=runs.get(name, "")) for name in names}
-        unseen = []
+        unseen, here = [], self.provider.place
         for entry in self._ledger.entries(self.provider.name):
-            if run_id in (None, entry.run_id) and (entry.is_left_behind or not dead_owners):
+            due = run_id in (None, entry.run_id) and (entry.is_left_behind or not dead_owners)
+            if due and entry.is_seen_from(here):
                 found = await self._reap_entry(entry)
                 if not found.id:
                     unseen.append(found)
                 reaped.setdefault(found.id, found)
         reaped.pop("", None)
         return [*reaped.values(), *unseen]
+
+    def out_of_sight(self) -> dict[str, int]:
+        """Other places of such a provider, and how many entries of dead owners each has."""
+        here, left = self.provider.place, Counter[str]()
+        for entry in self._ledger.entries(self.provider.name):
+            if entry.is_left_behind and not entry.is_seen_from(here):
+                left[entry.place] += 1
+        return dict(left)
 
     async def _reap_entry(self, entry: Entry) -> Reaped:
         """What was asked for and perhaps made; its entry stays when the provider cannot be reached."""

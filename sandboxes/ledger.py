@@ -1,6 +1,6 @@
 """Which sandboxes the processes of this user asked for: written before they are made, removed when they end.
 
-    intend()  before `create`: provider, owner, run, spec key, time     complete()  after it: the sandbox's id
+    intend()  before `create`: provider, its place, owner, run, spec    complete()  after it: the sandbox's id
     forget()  after `close`                                             entries()   what is written now
 
 Invariant: a sandbox that exists and was asked for here has an entry, however its owner's process ended; an
@@ -29,7 +29,10 @@ FOLDER = "ledger"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Entry:
-    """One sandbox that was asked for. `sandbox_id` is "" until there is one; times in s since the epoch."""
+    """One sandbox that was asked for. `sandbox_id` is "" until there is one; times in s since the epoch.
+
+    place   of its provider (`Provider.place`): who is of another one does not see it; "" is not known
+    """
 
     token: str
     provider: str
@@ -39,6 +42,7 @@ class Entry:
     asked: float
     expires: float
     sandbox_id: str = ""
+    place: str = ""
 
     @property
     def is_left_behind(self) -> bool:
@@ -48,6 +52,10 @@ class Entry:
             return time.time() > self.expires
         return owner.is_dead
 
+    def is_seen_from(self, place: str) -> bool:
+        """Whether a provider of that place can tell if it exists."""
+        return self.place in ("", place)
+
 
 class Ledger:
     """The entries in one folder; this user's on this machine unless another is given."""
@@ -55,12 +63,14 @@ class Ledger:
     def __init__(self, folder: Path | None = None) -> None:
         self._given = folder
 
-    def intend(self, *, provider: str, owner: str, run_id: str, spec_key: str, lifetime_s: float) -> Entry:
+    def intend(
+        self, *, provider: str, place: str, owner: str, run_id: str, spec_key: str, lifetime_s: float
+    ) -> Entry:
         """A sandbox is about to be made."""
         now = time.time()
         entry = Entry(
-            token=secrets.token_hex(8), provider=provider, owner=owner, run_id=run_id, spec_key=spec_key,
-            asked=now, expires=now + lifetime_s,
+            token=secrets.token_hex(8), provider=provider, place=place, owner=owner, run_id=run_id,
+            spec_key=spec_key, asked=now, expires=now + lifetime_s,
         )  # fmt: skip
         self._write(entry)
         return entry
@@ -72,8 +82,8 @@ class Ledger:
         return made
 
     def renew(self, entry: Entry, lifetime_s: float) -> Entry:
-        """It lives for that long from now."""
-        renewed = replace(entry, expires=time.time() + lifetime_s)
+        """It lives for that long from now, if it does not for longer anyway."""
+        renewed = replace(entry, expires=max(entry.expires, time.time() + lifetime_s))
         self._write(renewed)
         return renewed
 

@@ -48,7 +48,7 @@ class Slots:
 
     def __init__(self, folder: Path, size: int) -> None:
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-        self._folder, self._size = folder, size
+        self._folder, self.size = folder, size
         self._turn = asyncio.Lock()
         self.freed = asyncio.Event()
 
@@ -59,16 +59,19 @@ class Slots:
 
     def take_free(self) -> Slot | None:
         """A slot if one is free now."""
-        for number in range(self._size):
+        for number in range(self.size):
             handle = os.open(self._folder / str(number), os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
             if _lock(handle):
                 return Slot(self, handle)
             os.close(handle)
         return None
 
-    async def take(self) -> Slot:
-        """A slot, after those who asked before in this process."""
-        async with self._turn:
+    async def take(self, patience_s: float | None = None) -> Slot:
+        """A slot, after those who asked before in this process.
+
+        TimeoutError when it is one's turn and none is free for `patience_s`.
+        """
+        async with self._turn, asyncio.timeout(patience_s):
             while (slot := self.take_free()) is None:
                 self.freed.clear()
                 with contextlib.suppress(TimeoutError):

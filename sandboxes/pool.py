@@ -5,7 +5,7 @@
     lease(spec) -> Sandbox   one of one's own, whatever the provider; its holder closes it
 
 Invariant: at most `size` shared sandboxes; one that died gets no new episode, and is closed with its last
-one. Episodes never share a sandbox whose sessions see each other's files or processes.
+one. Episodes never share a sandbox whose sessions see each other's files or processes, and never a screen.
 Waits: a caller for the sandbox that is being made for it, and with one for each episode for a free place
 among `max_live`; nobody for an episode on a shared one.
 """
@@ -18,6 +18,7 @@ from typing import Self
 
 from ..errors import RunStopped
 from .config import SandboxConfig
+from .deadline import waiting
 from .errors import Died
 from .keeper import Keeper
 from .kept import KeptSandbox
@@ -47,11 +48,13 @@ class SandboxPool:
 
     async def acquire(self) -> Sandbox:
         """A living sandbox for one episode, made now if need be. SandboxError when none can be."""
-        if not self._keeper.can.isolates_sessions:
+        if self._keeper.can.desktop or not self._keeper.can.isolates_sessions:
             own = await self.lease()
             self._own.add(own.id)
             return own
-        async with self._making:
+        with waiting():  # for one that is being made for somebody else
+            await self._making.acquire()
+        try:
             await self._drop_dead()
             for _ in range(self._size + 1):  # each may have died just now, and then there is a new one
                 chosen = await self._least_used()
@@ -64,6 +67,8 @@ class SandboxPool:
                     self._users[chosen.id] += 1
                     return chosen
             raise died
+        finally:
+            self._making.release()
 
     async def release(self, sandbox: Sandbox) -> None:
         """One episode less on it; its own, or a dead one that nobody is left on, is closed."""

@@ -73,6 +73,13 @@ class Provider(Protocol):
     @property
     def name(self) -> str: ...
 
+    @property
+    def place(self) -> str:
+        """Which daemon or account it is of, for a person to recognise: who is of another one sees none of its
+        sandboxes. No secret, and "" where the owner's machine says it all.
+        """
+        ...
+
     async def create(self, spec: SandboxSpec) -> Sandbox:
         """A new sandbox that answers. What was made before a failure, or a cancellation, is unmade first.
 

@@ -9,13 +9,15 @@ from __future__ import annotations
 import importlib
 from collections.abc import Callable
 from importlib.metadata import entry_points
-from typing import Any
+from typing import Any, cast
 
-from ..errors import ConfigError
+from ..errors import ConfigError, RzError
 from .config import SandboxConfig
 from .provider import Provider
 
 GROUP = "rz_agent.sandbox_providers"
+_METHODS = ("create", "live", "kill", "reap", "check", "capabilities", "aclose")
+_CALLED = "It is called with a SandboxConfig and returns a Provider: see docs/sandboxes.md, Another provider."
 Factory = Callable[[SandboxConfig], Provider]
 
 
@@ -51,9 +53,24 @@ def provider_names() -> list[str]:
     return sorted({*BUILT_IN, *(point.name for point in entry_points(group=GROUP))})
 
 
+def require_provider(name: str, *, source: str) -> None:
+    """ConfigError when nothing has this name, or it cannot be imported."""
+    _find(name, source)
+
+
 def make_provider(config: SandboxConfig, *, source: str = "sandbox") -> Provider:
-    """The provider that `config.provider` names. ConfigError when there is none."""
-    return _find(config.provider, source)(config)
+    """The provider that `config.provider` names. ConfigError when there is none, or it is no provider."""
+    factory = _find(config.provider, source)
+    try:
+        provider = factory(config)
+    except RzError:
+        raise
+    except Exception as error:
+        raise _not_usable(config.provider, source, f"cannot be made: {_told(error)}", _CALLED) from error
+    if missing := [name for name in _METHODS if not callable(getattr(provider, name, None))]:
+        why = f"gives a {type(provider).__name__} that has no {', '.join(missing)}."
+        raise _not_usable(config.provider, source, why, _CALLED)
+    return provider
 
 
 def _find(name: str, source: str) -> Factory:
@@ -61,10 +78,10 @@ def _find(name: str, source: str) -> Factory:
         return BUILT_IN[name]
     for point in entry_points(group=GROUP):
         if point.name == name:
-            return _loaded(point.load, name, source)
+            return _loaded(point.load, point.value, name, source)
     if ":" in name:
         module, _, attribute = name.partition(":")
-        return _loaded(lambda: getattr(importlib.import_module(module), attribute), name, source)
+        return _loaded(lambda: getattr(importlib.import_module(module), attribute), name, name, source)
     raise ConfigError(
         source=source,
         key="sandbox.provider",
@@ -73,14 +90,21 @@ def _find(name: str, source: str) -> Factory:
     )
 
 
-def _loaded(load: Callable[[], Any], name: str, source: str) -> Factory:
+def _loaded(load: Callable[[], Any], target: str, name: str, source: str) -> Factory:
     try:
-        factory: Factory = load()
-    except (ImportError, AttributeError) as error:
-        raise ConfigError(
-            source=source,
-            key="sandbox.provider",
-            value=name,
-            remedy=f"It cannot be imported: {error}. Write package.module:Class of an installed package.",
-        ) from error
-    return factory
+        factory = load()
+    except Exception as error:  # the module's own code runs here
+        why = f"cannot be imported from {target}: {_told(error)}"
+        remedy = "Mend that module, install what it needs, or name another provider."
+        raise _not_usable(name, source, why, remedy) from error
+    if not callable(factory):
+        raise _not_usable(name, source, f"is a {type(factory).__name__} in {target}.", _CALLED)
+    return cast(Factory, factory)
+
+
+def _told(error: Exception) -> str:
+    return f"{type(error).__name__}: {error}"
+
+
+def _not_usable(name: str, source: str, why: str, remedy: str) -> ConfigError:
+    return ConfigError(source=source, key="sandbox.provider", value=name, why=why, remedy=remedy)

@@ -55,7 +55,7 @@ class SandboxSpec:
     network     "none", or "open" where the provider can
     env         variables of every program, besides PATH, HOME and LANG; nothing else of the host gets in
     screen      width and height in pixels of its desktop; None is the recipe's
-    lifetime_s  s, after which it may be removed whoever holds it
+    lifetime_s  s, after which it ends unless it was kept alive; a `Keeper` keeps alive what is held
     labels      travel to providers that can list by them; they say whose it is, not what it is
 
     >>> SandboxSpec(labels={"rz.run": "a"}).key == SandboxSpec(labels={"rz.run": "b"}).key

@@ -12,6 +12,8 @@ from pydantic import BaseModel, ConfigDict, Field
 from .secret import Secret
 from .spec import NetworkMode
 
+PRELOAD = ("math", "random", "itertools", "collections", "functools", "fractions", "decimal")
+
 
 class Table(BaseModel):
     """A table: unknown keys are refused, nothing changes once it is read."""
@@ -58,15 +60,7 @@ class LocalTable(Table):
     isolation: Literal["namespaces", "none"] = "namespaces"
     python: str = "/usr/bin/python3"
     read_only: tuple[str, ...] = ("/usr",)
-    preload: tuple[str, ...] = (
-        "math",
-        "random",
-        "itertools",
-        "collections",
-        "functools",
-        "fractions",
-        "decimal",
-    )
+    preload: tuple[str, ...] = PRELOAD
 
 
 class DockerTable(Table):
@@ -78,6 +72,7 @@ class DockerTable(Table):
     runtime   "runc" and others that the daemon knows; None is its default
     python    the interpreter in the image that runs the agent
     volumes   folders of the daemon's machine shown read-only: {"/usr" = "/usr"}
+    preload   modules of that interpreter that every session finds already imported
     """
 
     host: str = "unix:///var/run/docker.sock"
@@ -86,6 +81,7 @@ class DockerTable(Table):
     runtime: str | None = None
     python: str = "python3"
     volumes: dict[str, str] = {}
+    preload: tuple[str, ...] = PRELOAD
 
 
 class E2bTable(Table):
@@ -96,6 +92,7 @@ class E2bTable(Table):
                     needs template = "code-interpreter-v1" or one built on it
     api_key         where the key is: {env = "NAME"} or {file = "PATH"}; never the key itself
     domain          of the service; api_url and sandbox_url name other addresses of it
+    preload         modules that every session of the agent's finds already imported
     ttl_s           s that a sandbox lives without being kept alive
     request_s       s that one request to the service may take
     """
@@ -106,6 +103,7 @@ class E2bTable(Table):
     domain: str | None = None
     api_url: str | None = None
     sandbox_url: str | None = None
+    preload: tuple[str, ...] = PRELOAD
     ttl_s: float = Field(default=60.0, ge=15)
     request_s: float = Field(default=30.0, gt=0)
 

@@ -28,6 +28,7 @@ from rz_agent.sandboxes.tables import DockerTable
 
 IMAGE = "rz-agent-test:1"
 BARE = "rz-agent-test:bare"  # nothing in it at all
+OPEN = "srv"  # a folder of the image that anybody may write to, were it not read-only
 OLD_PYTHON = "opt/python3.7"  # says that it is
 _OLD = b"""#!/bin/sh
 exec /usr/bin/python3 -c 'import sys
@@ -204,7 +205,20 @@ def image_root() -> bytes:
     for name in ("etc/ld.so.cache", "etc/ld.so.conf"):
         if os.path.exists(f"/{name}"):
             files[name] = Path(f"/{name}").read_bytes()
-    folders = ["usr", "etc", "etc/alternatives", "opt", "proc", "sys", "dev", "tmp", "var", "root", "run"]
+    folders = [
+        "usr",
+        "etc",
+        "etc/alternatives",
+        "opt",
+        "proc",
+        "sys",
+        "dev",
+        "tmp",
+        "var",
+        "root",
+        "run",
+        OPEN,
+    ]
     return _tar(files, links, folders)
 
 
@@ -213,7 +227,7 @@ def _tar(files: dict[str, bytes], links: dict[str, str], folders: list[str]) -> 
     with tarfile.open(fileobj=buffer, mode="w") as tar:
         for name in folders:
             entry = tarfile.TarInfo(name)
-            entry.type, entry.mode = tarfile.DIRTYPE, 0o755
+            entry.type, entry.mode = tarfile.DIRTYPE, 0o1777 if name == OPEN else 0o755
             tar.addfile(entry)
         for name, target in links.items():
             entry = tarfile.TarInfo(name)

@@ -10,6 +10,7 @@ import contextlib
 import logging
 import os
 import signal
+import socket
 import subprocess
 import sys
 import time
@@ -19,12 +20,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from dockerd import BARE, OLD_PYTHON, Dockerd
+from dockerd import BARE, OLD_PYTHON, Dockerd, image_root
 from rz_agent.sandboxes.docker.provider import DockerProvider
 from rz_agent.sandboxes.docker.sandbox import DockerSandbox
 from rz_agent.sandboxes.errors import CreateError, Died, Misconfigured, RateLimited, SandboxError, Unavailable
 from rz_agent.sandboxes.owner import Owner, start_time
 from rz_agent.sandboxes.spec import Limits, SandboxSpec, Total
+from rz_agent.sandboxes.tables import DockerTable
 
 pytestmark = pytest.mark.anyio
 
@@ -87,6 +89,43 @@ async def test_processes_of_all_programs_together_are_bounded(dockerd: Dockerd) 
     async with one(dockerd, total=Total(pids=40), limits=Limits(pids=1000)) as sandbox:
         assert int((await sandbox.exec(["python3", "-c", hold])).stdout) < 40
         assert (await sandbox.exec(["echo", "on"])).stdout == b"on\n"
+
+
+WRITE = """
+import os
+for line in open("/proc/self/mountinfo"):
+    folder = line.split()[4]
+    if os.path.isdir(folder):
+        try:
+            with open(folder + "/probe", "wb", buffering=0) as file: print(folder, file.write(b"x"))
+        except OSError: pass
+"""
+
+
+async def test_whatever_a_program_can_write_to_is_bounded(dockerd: Dockerd) -> None:
+    client = dockerd.client()
+    volumes = ["VOLUME /srv", "VOLUME /tmp"]
+    client.import_image_from_data(image_root(), repository="rz-agent-test", tag="volumes", changes=volumes)
+    client.close()
+    assert dockerd.provider().capabilities().bounds_disk
+    async with one(dockerd, image="rz-agent-test:volumes", limits=Limits(disk_mb=3)) as sandbox:
+        ran = await sandbox.exec(["python3", "-c", WRITE])
+        folders = sorted(line.split()[0] for line in ran.text.splitlines())
+        assert folders == ["/box", "/dev/shm", "/tmp"]
+        sizes = await sandbox.exec(["df", "--output=size", "--block-size=1M", *folders])
+        assert sizes.stdout.split()[1:] == [b"3"] * 3
+
+
+async def test_sessions_find_modules_of_the_image_already_imported(dockerd: Dockerd) -> None:
+    provider = dockerd.provider(preload=("colorsys",))
+    async with await provider.create(SandboxSpec()) as sandbox:
+        seen = await sandbox.python("import sys\n'colorsys' in sys.modules", session="a")
+    assert seen.stdout == b"True\n"
+    await provider.aclose()
+    error = await fails(dockerd.provider(preload=("no_such_module",)))
+    assert isinstance(error, Misconfigured)
+    assert "sandbox.docker.preload" in str(error)
+    assert dockerd.containers() == []
 
 
 # -- memory: the kernel's own word ------------------------------------------------------------------------
@@ -232,6 +271,7 @@ async def test_its_lifetime_ends_it_unless_it_is_kept_alive(dockerd: Dockerd) ->
         provider = dockerd.provider()
         forgotten = await provider.create(SandboxSpec(lifetime_s=4.0))
         await kept.keepalive(60)
+        await kept.keepalive(0.1)  # shortens nothing
         with pytest.raises(Died) as caught:
             await asyncio.wait_for(forgotten.exec(["sleep", "60"], timeout_s=30), 15)
         assert caught.value.cause == "expired"
@@ -358,6 +398,11 @@ async def test_what_a_dead_owner_left_is_reaped_and_the_rest_stays(dockerd: Dock
     assert dockerd.containers() == ["somebody-elses"]
     dockerd.remove("somebody-elses")
     await provider.aclose()
+
+
+async def test_a_place_is_the_daemons_address_and_for_a_sockets_file_the_machine_too() -> None:
+    places = [DockerProvider(DockerTable(host=host)).place for host in ("tcp://there:2375", "unix:///d.sock")]
+    assert places == ["tcp://there:2375", f"unix:///d.sock of {socket.gethostname()}"]
 
 
 async def test_kill_ends_one_and_knows_when_there_is_none(dockerd: Dockerd) -> None:

@@ -288,11 +288,64 @@ async def test_after_its_lifetime_nothing_prolongs_it(service: Loopback, table: 
         assert (await dead(sandbox.exec(["sleep", "60"], timeout_s=60))).cause == "expired"
 
 
-async def test_keeping_it_alive_asks_for_that_long(service: Loopback, sandbox: E2bSandbox) -> None:
-    await sandbox.keepalive(500)
-    assert service.machines[sandbox.id].ends > time.time() + 490
-    await sandbox.keepalive(20)  # never less than before
-    assert service.machines[sandbox.id].ends > time.time() + 480
+async def test_keeping_it_alive_for_long_does_not_leave_it_for_long(
+    service: Loopback, table: E2bTable
+) -> None:
+    provider = E2bProvider(table.model_copy(update={"ttl_s": 2.0}))
+    async with await provider.create(SandboxSpec(lifetime_s=1.0)) as sandbox:
+        await sandbox.keepalive(500)
+        await asyncio.sleep(2.5)
+        assert await sandbox.alive()
+        assert service.machines[sandbox.id].ends < time.time() + 4
+
+
+HARNESS = """
+import asyncio, sys
+from rz_agent.sandboxes.config import SandboxConfig
+from rz_agent.sandboxes.e2b.provider import E2bProvider
+from rz_agent.sandboxes.keeper import Keeper
+from rz_agent.sandboxes.ledger import Ledger
+from rz_agent.sandboxes.limiter import Limiter
+from rz_agent.sandboxes.tables import E2bTable
+
+async def main():
+    table = E2bTable.model_validate_json(sys.argv[1]).model_copy(update={"ttl_s": 2.0})
+    limiter = Limiter("e2b", max_live=1, max_starting=1, creates_per_s=None)
+    keeper = Keeper(E2bProvider(table), limiter=limiter, ledger=Ledger())
+    made = await keeper.create(SandboxConfig(lifetime_s=2.0).spec())
+    await asyncio.sleep(2.5)
+    print(await made.alive(), flush=True)
+    await asyncio.sleep(600)
+
+asyncio.run(main())
+"""
+
+
+def test_what_a_living_harness_holds_is_kept_alive_and_ends_with_its_ttl_when_that_is_killed(
+    service: Loopback, table: E2bTable
+) -> None:
+    command = [sys.executable, "-c", HARNESS, table.model_dump_json()]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as harness:
+        assert harness.stdout is not None
+        still_alive = harness.stdout.readline()
+        held = len(service.machines)
+        harness.kill()
+    assert (still_alive, held) == ("True\n", 1)
+    begun = time.monotonic()
+    service.wait_until(lambda: not service.machines)
+    assert time.monotonic() - begun < 4
+
+
+async def test_a_place_tells_accounts_apart_and_does_not_hold_the_key(
+    table: E2bTable, tmp_path: Path
+) -> None:
+    (tmp_path / "key").write_text("e2b_another")
+    ours = E2bProvider(table).place
+    theirs = E2bProvider(table.model_copy(update={"api_key": Secret(file=str(tmp_path / "key"))})).place
+    assert ours != theirs
+    assert ours == E2bProvider(table).place
+    assert KEY not in ours
+    assert str(table.api_url) in ours
 
 
 async def test_closing_is_one_end_however_often_and_cancelled(

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import json
 import os
 import signal
 import subprocess
 import sys
 import time
 from collections.abc import AsyncIterator, Callable, Iterator
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 
 import pytest
@@ -21,6 +22,7 @@ from rz_agent.sandboxes.keeper import Keeper
 from rz_agent.sandboxes.kept import KeptSandbox
 from rz_agent.sandboxes.ledger import Ledger
 from rz_agent.sandboxes.limiter import Limiter, Rate, Slots
+from rz_agent.sandboxes.local import census
 from rz_agent.sandboxes.local.provider import LocalProvider
 from rz_agent.sandboxes.local.sandbox import LocalSandbox
 from rz_agent.sandboxes.owner import EXPIRES_LABEL, LABEL, RUN_LABEL, Owner
@@ -184,7 +186,47 @@ async def test_renewing_a_life_is_written_down(books: Books) -> None:
     async with books.keeper() as (keeper, _):
         sandbox = await keeper.create(replace(SPEC, lifetime_s=10))
         await sandbox.keepalive(1000)
+        await sandbox.keepalive(10)  # no less than before
         assert books.ledger.entries()[0].expires - time.time() > 900
+
+
+async def test_what_is_held_is_kept_alive_past_its_lifetime_and_nothing_else_is(books: Books) -> None:
+    short = replace(SPEC, lifetime_s=1.5)
+    async with books.keeper() as (keeper, provider):
+        forgotten = await provider.create(short)
+        held = await keeper.create(short)
+        await asyncio.sleep(2.5)
+        assert await held.alive()
+        assert not await forgotten.alive()
+        assert books.ledger.entries()[0].expires > time.time()
+        await held.close()
+        assert [t for t in asyncio.all_tasks() if "alive" in t.get_name()] == []
+
+
+STALLED = """
+import asyncio, os, signal, sys
+from rz_agent.sandboxes.config import SandboxConfig
+from rz_agent.sandboxes.keeper import Keeper
+
+async def main():
+    config = SandboxConfig.load({"lifetime_s": 2.0, "local": {"isolation": "none"}}, source="test")
+    print((await Keeper.of(config).create(config.spec())).id, flush=True)
+    os.kill(os.getpid(), signal.SIGSTOP)
+
+asyncio.run(main())
+"""
+
+
+def test_a_harness_that_stands_still_keeps_nothing_alive() -> None:
+    with subprocess.Popen([sys.executable, "-c", STALLED], stdout=subprocess.PIPE, text=True) as harness:
+        assert harness.stdout is not None
+        name = harness.stdout.readline().strip()
+        try:
+            assert census.take_census()[name].pids
+            asyncio.run(until(lambda: not census.take_census()[name].pids))  # its folder waits for its owner
+        finally:
+            harness.kill()
+    asyncio.run(until(lambda: name not in census.take_census()))
 
 
 @pytest.mark.parametrize(
@@ -341,7 +383,9 @@ DEAD = replace(Owner.here(), boot="00000000")  # this machine before its last st
 async def test_what_a_dead_owner_left_is_killed_by_the_next_keeper_that_makes_one(books: Books) -> None:
     stranger = LocalProvider(BARE, books.ledger)
     left = await stranger.create(SPEC)
-    entry = books.ledger.intend(provider="local", owner=str(DEAD), run_id="old", spec_key="k", lifetime_s=9)
+    entry = books.ledger.intend(
+        provider="local", place="", owner=str(DEAD), run_id="old", spec_key="k", lifetime_s=9
+    )
     books.ledger.complete(entry, left.id)
     async with books.keeper() as (keeper, _):
         await keeper.create(SPEC)
@@ -355,7 +399,7 @@ async def test_reap_tells_apart_what_it_removed_what_had_ended_and_what_was_neve
     left = await stranger.create(SPEC)
     for name in (left.id, "1-0-00000000", ""):
         entry = books.ledger.intend(
-            provider="local", owner=str(DEAD), run_id="old", spec_key="k", lifetime_s=9
+            provider="local", place="", owner=str(DEAD), run_id="old", spec_key="k", lifetime_s=9
         )
         if name:
             books.ledger.complete(entry, name)
@@ -374,12 +418,39 @@ async def test_reap_leaves_the_living_and_other_machines_alone_until_their_time_
 ) -> None:
     elsewhere = str(replace(DEAD, host="another-machine"))
     for owner, lifetime_s in ((str(Owner.here()), -1.0), (elsewhere, 100.0), (elsewhere, -1.0)):
-        books.ledger.intend(provider="local", owner=owner, run_id="", spec_key="k", lifetime_s=lifetime_s)
-    books.ledger.intend(provider="other", owner=str(DEAD), run_id="", spec_key="k", lifetime_s=1)
+        books.ledger.intend(
+            provider="local", place="", owner=owner, run_id="", spec_key="k", lifetime_s=lifetime_s
+        )
+    books.ledger.intend(provider="other", place="", owner=str(DEAD), run_id="", spec_key="k", lifetime_s=1)
     async with books.keeper() as (keeper, _):
         assert len(await keeper.reap()) == 1
         assert len(books.ledger.entries("local")) == 2
         assert len(books.ledger.entries("other")) == 1
+
+
+async def test_reap_strikes_no_entry_of_a_place_that_it_does_not_see_and_counts_them(books: Books) -> None:
+    for place in ("", "tcp://here", "tcp://there", "tcp://there"):
+        books.ledger.intend(
+            provider="local", place=place, owner=str(DEAD), run_id="", spec_key="k", lifetime_s=-1
+        )
+    async with books.keeper() as (keeper, provider):
+        provider.place = "tcp://here"
+        assert len(await keeper.reap()) == 2
+        assert keeper.out_of_sight() == {"tcp://there": 2}
+        sandbox = await keeper.create(SPEC)
+        assert [e.place for e in books.ledger.entries() if e.sandbox_id == sandbox.id] == ["tcp://here"]
+    assert {entry.place for entry in books.ledger.entries()} == {"tcp://there"}
+
+
+async def test_an_entry_from_before_places_were_written_is_still_reaped(books: Books) -> None:
+    entry = books.ledger.intend(
+        provider="local", place="x", owner=str(DEAD), run_id="old", spec_key="k", lifetime_s=9
+    )
+    path = books.folder / "ledger" / f"{entry.token}.json"
+    path.write_text(json.dumps({k: v for k, v in asdict(entry).items() if k != "place"}))
+    async with books.keeper() as (keeper, _):
+        assert [one.run_id for one in await keeper.reap()] == ["old"]
+    assert not path.exists()
 
 
 async def test_half_an_entry_and_one_of_another_version_are_passed_over(books: Books) -> None:

@@ -17,7 +17,7 @@ from typing import Any
 
 import pytest
 from rz_agent.sandboxes.config import SandboxConfig
-from rz_agent.sandboxes.errors import CreateError, Died, FileError, Misconfigured, Unavailable
+from rz_agent.sandboxes.errors import Died, FileError, Misconfigured, Unavailable
 from rz_agent.sandboxes.exec_result import ExecResult
 from rz_agent.sandboxes.keeper import Keeper, Reaped
 from rz_agent.sandboxes.kept import KeptSandbox
@@ -292,6 +292,23 @@ def test_one_session_at_its_process_limit_leaves_the_others_theirs() -> None:
     asyncio.run(scenario())
 
 
+@needs_bubblewrap
+def test_a_fork_bomb_that_runs_out_of_memory_before_its_deadline_is_told_so_and_contained() -> None:
+    async def scenario() -> None:
+        async with one(pids=64, memory_mb=20) as sandbox:
+            if not any("memory" in hierarchy.controllers for hierarchy in find_hierarchies()):
+                pytest.skip("no memory cgroup")
+            bomb = "import os\nwhile True:\n  try: os.fork()\n  except OSError: pass"
+            result = await sandbox.exec(["python3", "-I", "-c", bomb], timeout_s=2)
+            assert (result.oom, result.signal) == (True, 9)
+            cell = await sandbox.python(bomb, session="a", timeout_s=2)
+            assert cell.oom
+            again = await sandbox.python("1 + 1", session="a")
+            assert (again.stdout, again.oom) == (b"2\n", False)
+
+    asyncio.run(scenario())
+
+
 # -- files ------------------------------------------------------------------------------------------------
 
 
@@ -443,6 +460,28 @@ def test_a_killed_agent_is_an_infrastructure_error_to_every_waiter(isolation: st
             assert not await sandbox.alive()
             await sandbox.close()
             assert wait_until(lambda: not running(pids), 5)
+
+    asyncio.run(scenario())
+
+
+@pytest.mark.parametrize("isolation", ISOLATIONS)
+def test_its_lifetime_ends_it_with_all_it_started_unless_it_is_kept_alive(isolation: str) -> None:
+    async def scenario() -> None:
+        provider = LocalProvider(LocalTable.model_validate({"isolation": isolation}))
+        spec = SandboxConfig(lifetime_s=2.0).spec()
+        forgotten, kept = [await provider.create(spec) for _ in range(2)]
+        await kept.keepalive(60)
+        await kept.keepalive(0.1)  # shortens nothing
+        await forgotten.python("import subprocess; subprocess.Popen(['sleep', '600'])", session="a")
+        pids = processes_of(forgotten)
+        with pytest.raises(Died) as caught:
+            await asyncio.wait_for(forgotten.exec(["sleep", "60"], timeout_s=30), 15)
+        assert (caught.value.cause, caught.value.blame, caught.value.retryable) == ("expired", "infra", True)
+        with pytest.raises(Died, match="its lifetime was over"):
+            await forgotten.keepalive(60)
+        assert wait_until(lambda: not running(pids), 5)
+        assert (await kept.exec(["echo", "on"])).stdout == b"on\n"
+        await provider.aclose()
 
     asyncio.run(scenario())
 
@@ -620,7 +659,7 @@ def test_another_python_is_shown_with_its_own_packages_and_preloaded_modules(ope
         result = await sandbox.python("import sys\nprint('only_here' in sys.modules)\n", session="a")
         assert result.stdout == b"True\n"
         missing = LocalProvider(LocalTable(preload=("no_such_module",)))
-        with pytest.raises(CreateError, match="no_such_module"):
+        with pytest.raises(Misconfigured, match=r"sandbox\.local\.preload .*'no_such_module'"):
             await missing.create(SandboxConfig().spec())
         await missing.aclose()
         await provider.aclose()

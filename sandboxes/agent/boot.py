@@ -7,9 +7,10 @@ Python of at least 3.9 will do.
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from pathlib import Path
 
-from ..inside.wire import LENGTH
+from ..inside.wire import LENGTH, Header
 from ..spec import SandboxSpec
 from .interpreter import MODULES, PACKAGE
 
@@ -48,14 +49,14 @@ def sources() -> bytes:
     return LENGTH.pack(len(text)) + text
 
 
-def settings(spec: SandboxSpec) -> dict[str, object]:
+def settings(spec: SandboxSpec, preload: Sequence[str]) -> Header:
     """The agent's first frame."""
     return {
         "isolation": "container",
         "owner": -1,
         "join": [],
         "cgroups": [],
-        "preload": [],
+        "preload": list(preload),
         "bundle": "",
         "lifetime_s": spec.lifetime_s,
         "writable": list(WRITABLE),

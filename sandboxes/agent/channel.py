@@ -1,6 +1,6 @@
 """The harness's end of the channel to one agent: many calls in flight, told apart by their id.
 
-The channel is a socket, whether the agent's own or that of a daemon which passes its bytes on.
+The channel is a socket, the agent's own or that of a daemon which passes its bytes on, or a pair of pipes.
 Invariant: every call ends. It gets its answer, or `Died` when the socket ends, or `CallTimeout` when the
 agent itself is silent. A cancelled call tells the agent to stop its program.
 Waits: a call for its own answer; the reader task for bytes.
@@ -16,8 +16,8 @@ import socket
 from collections.abc import Awaitable, Callable
 from typing import Protocol
 
-from ..errors import CallTimeout, DeathCause, Died
-from ..inside.wire import LENGTH, MAX_HEADER, Header, pack
+from ..errors import CallTimeout, CreateError, DeathCause, Died, Misconfigured, SandboxError
+from ..inside.wire import LENGTH, MAX_HEADER, NOT_PRELOADED, Header, pack
 
 MAX_BODY = 256 << 20
 WhyDead = Callable[[], Awaitable[tuple[DeathCause, str]]]
@@ -50,13 +50,28 @@ class Channel:
     async def open(
         self, reader: Incoming, writer: asyncio.StreamWriter, settings: Header, timeout_s: float
     ) -> Header:
-        """Send the first frame and return the agent's greeting. TimeoutError, or EOFError when it ended."""
+        """Send the first frame and return the agent's greeting.
+
+        TimeoutError, or EOFError when it ended; CreateError or Misconfigured when it says what is wrong.
+        """
         self._writer = writer
         async with asyncio.timeout(timeout_s):
             writer.write(pack(settings))
             hello, _ = await self._frame(reader)
+        if "failed" in hello:
+            raise self._not_started(str(hello["failed"]))
         self._task = asyncio.create_task(self._read(reader), name=f"sandbox {self._sandbox_id}")
         return hello
+
+    def _not_started(self, text: str) -> SandboxError:
+        _, found, module = text.partition(NOT_PRELOADED)
+        if not found:
+            return CreateError(f"did not start: {text}", provider=self._provider)
+        return Misconfigured(
+            f"sandbox.{self._provider}.preload names a module that cannot be imported: {module}\n"
+            "  Install it for the Python in the sandbox, or take it off the list.",
+            provider=self._provider,
+        )
 
     async def call(self, header: Header, body: bytes = b"", *, timeout_s: float) -> tuple[Header, bytes]:
         """One request and its answer."""
@@ -132,6 +147,7 @@ class Channel:
             with contextlib.suppress(asyncio.CancelledError):
                 await self._task
         if self._writer is not None:
-            with contextlib.suppress(OSError):
-                self._writer.get_extra_info("socket").shutdown(socket.SHUT_RDWR)
+            if (ours := self._writer.get_extra_info("socket")) is not None:  # None for a pipe
+                with contextlib.suppress(OSError):
+                    ours.shutdown(socket.SHUT_RDWR)
             self._writer.close()

@@ -30,6 +30,7 @@ MODULES = (
     "session",
     "programs",
     "spawner",
+    "streams",
     "supervisor",
 )
 # argv: the control socket's descriptor, the archive

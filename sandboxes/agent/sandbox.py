@@ -12,6 +12,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import os
+import time
 from collections.abc import Awaitable, Mapping, Sequence
 from types import TracebackType
 from typing import Self
@@ -26,6 +27,7 @@ from .channel import Channel
 from .process import AgentProcess
 
 ANSWER_S = 30.0  # the agent's own time on top of the program's
+EXPIRED: tuple[DeathCause, str] = ("expired", "its lifetime was over and nobody had kept it alive")
 # What lies in the folders, not the folders: /tmp may belong to root, and unpacking must not touch it.
 _PACK_IN = 'cd / && find "$@" -mindepth 1 -maxdepth 1 -print0 | tar --create --file=- --null --files-from=- '
 _PACK = ("sh", "-c", f"{_PACK_IN} --sparse --numeric-owner --no-xattrs", "sh")
@@ -38,15 +40,18 @@ class AgentSandbox:
     folders     writable ones, absolute; the first is where programs start
     bounded     whether something else than the address space bounds a program's memory
     own_uid     whether a program's processes can be counted by its uid
+    lifetime_s  s that its agent was told to live for; None: as long as its channel
     """
 
     def __init__(
         self, name: str, *, provider: str, limits: Limits, folders: Sequence[str],
-        environment: Mapping[str, str], bounded: bool, own_uid: bool,
+        environment: Mapping[str, str], bounded: bool, own_uid: bool, lifetime_s: float | None = None,
     ) -> None:  # fmt: skip
         self._id, self._provider, self._limits, self._folders = name, provider, limits, tuple(folders)
         self._environment = {**environment, "HOME": self.box}
         self._bounded, self._own_uid = bounded, own_uid
+        # Read before the agent hears of it, here and in `keepalive`: what it lives for is over here first.
+        self._ends = float("inf") if lifetime_s is None else time.monotonic() + lifetime_s
         self._channel = Channel(provider=provider, sandbox_id=name, why_dead=self._why_dead)
         self._locks: dict[str, asyncio.Lock] = {}
         self._session_groups: dict[str, tuple[str, int]] = {}  # session -> (group, out-of-memory kills seen)
@@ -278,8 +283,16 @@ class AgentSandbox:
     # -- life -------------------------------------------------------------------------------------------
 
     async def keepalive(self, ttl_s: float) -> None:
-        """Nothing to prolong: it lives while this process does. Died when it does not."""
+        """It lives for at least that long from now: its agent ends by itself when its time is over."""
         self._require_life()
+        ends = time.monotonic() + ttl_s
+        await self._call({"op": "keepalive", "seconds": ttl_s}, b"", 0.0)
+        self._ends = max(self._ends, ends)
+
+    @property
+    def _expired(self) -> bool:
+        """Whether its time is over, for `_why_dead`."""
+        return time.monotonic() >= self._ends
 
     async def alive(self) -> bool:
         """Whether the agent answers within five seconds."""

@@ -1,6 +1,7 @@
 """What a container is asked to be: the agent as its first process, and as little else as it can do with.
 
-Its root file system is read-only; /box, /tmp, /dev/shm and the sessions' folders are bounded memory. Root in
+Its root file system is read-only; /box, /tmp, /dev/shm and the sessions' folders are bounded memory, and the
+volumes of its image are empty: what else could be written to would be bounded by nothing. Root in
 it is the agent, with the six capabilities that give each program a uid of its own and end it.
 """
 
@@ -29,7 +30,7 @@ def labels(spec: SandboxSpec) -> Mapping[str, str]:
 
 def wish(client: Any, name: str, image: Image, spec: SandboxSpec, table: DockerTable) -> dict[str, Any]:
     """The arguments of `create_container`."""
-    size = f"size={spec.limits.disk_mb}m"
+    bounded = dict.fromkeys(("/box", "/tmp", SESSIONS), f"size={spec.limits.disk_mb}m,exec")
     host = client.create_host_config(
         auto_remove=True,
         network_mode="none" if spec.network == "none" else "bridge",
@@ -41,7 +42,7 @@ def wish(client: Any, name: str, image: Image, spec: SandboxSpec, table: DockerT
         pids_limit=spec.total.pids,
         nano_cpus=None if spec.total.cpus is None else int(spec.total.cpus * 1e9),
         read_only=True,
-        tmpfs=dict.fromkeys(("/box", "/tmp", SESSIONS), f"{size},exec"),
+        tmpfs={**dict.fromkeys(image.volumes, "ro,size=4k"), **bounded},
         shm_size=f"{spec.limits.disk_mb}m",
         binds=[f"{there}:{inside}:ro" for there, inside in table.volumes.items()],
         runtime=table.runtime,

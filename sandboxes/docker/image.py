@@ -29,12 +29,14 @@ class Image:
     """`id` is what its name meant when it was looked at, `path` the PATH that it sets.
 
     has_healthcheck   it names a command that would be run again and again
+    volumes           folders that it wants to be unbounded places on the daemon's disk
     """
 
     name: str
     id: str
     path: str
     has_healthcheck: bool
+    volumes: tuple[str, ...] = ()
 
 
 class Images:
@@ -89,7 +91,10 @@ def _look(client: Any, name: str) -> Image | None:
     config = facts.get("Config") or {}
     variables = [text.partition("=") for text in config.get("Env") or []]
     path = next((value for key, _, value in variables if key == "PATH"), _PATH)
-    return Image(name=name, id=facts["Id"], path=path, has_healthcheck=bool(config.get("Healthcheck")))
+    return Image(
+        name=name, id=facts["Id"], path=path, has_healthcheck=bool(config.get("Healthcheck")),
+        volumes=tuple(config.get("Volumes") or ()),
+    )  # fmt: skip
 
 
 def _pull(client: Any, name: str, stop: threading.Event) -> None:

@@ -53,6 +53,12 @@ class DockerProvider:
         self._open: dict[str, DockerSandbox] = {}
         self._tasks: set[asyncio.Task[Any]] = set()
 
+    @property
+    def place(self) -> str:
+        """Its daemon's address; a socket's file means another daemon on each machine."""
+        host = self._config.host
+        return f"{host} of {socket.gethostname()}" if host.startswith("unix:") else host
+
     # -- making one -------------------------------------------------------------------------------------
 
     async def create(self, spec: SandboxSpec) -> DockerSandbox:
@@ -75,7 +81,7 @@ class DockerProvider:
     async def _make(self, spec: SandboxSpec, image: Image) -> DockerSandbox:
         sandbox = DockerSandbox(
             f"rz-{secrets.token_hex(6)}", spec, self._daemon, image.path,
-            remove=self._remove, on_close=self._forget,
+            preload=self._config.preload, remove=self._remove, on_close=self._forget,
         )  # fmt: skip
         self._open[sandbox.id] = sandbox
         try:
@@ -91,9 +97,7 @@ class DockerProvider:
 
     async def _start(self, sandbox: DockerSandbox, spec: SandboxSpec, image: Image) -> None:
         connection = await self._daemon.call(lambda client: self._begin(client, sandbox.id, spec, image))
-        hello = await sandbox.open(connection, START_S)
-        if "failed" in hello:
-            raise ValueError(hello["failed"])
+        await sandbox.open(connection, START_S)
 
     def _begin(self, client: Any, name: str, spec: SandboxSpec, image: Image) -> socket.socket:
         """In a thread: make, attach, start."""

@@ -9,14 +9,13 @@ import asyncio
 import contextlib
 import socket
 import time
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Sequence
 from typing import Any
 
 from ..agent.boot import WRITABLE, settings, sources
 from ..agent.channel import Incoming
-from ..agent.sandbox import AgentSandbox
+from ..agent.sandbox import EXPIRED, AgentSandbox
 from ..errors import DeathCause, SandboxError
-from ..inside.wire import Header
 from ..spec import SandboxSpec
 from .attach import Demultiplexer
 from .daemon import PROVIDER, Daemon
@@ -29,7 +28,7 @@ class DockerSandbox(AgentSandbox):
     """See `sandbox.Sandbox`. Made by `DockerProvider.create`."""
 
     def __init__(
-        self, name: str, spec: SandboxSpec, daemon: Daemon, path: str, *,
+        self, name: str, spec: SandboxSpec, daemon: Daemon, path: str, *, preload: Sequence[str],
         remove: Remove, on_close: Callable[[DockerSandbox], None],
     ) -> None:  # fmt: skip
         super().__init__(
@@ -37,36 +36,30 @@ class DockerSandbox(AgentSandbox):
             environment={"PATH": path, "LANG": "C.UTF-8", **spec.env},
             # the container bounds memory as a whole: enough where one program may have all of it
             bounded=spec.limits.memory_mb >= spec.total.memory_mb, own_uid=True,
+            lifetime_s=spec.lifetime_s,
         )  # fmt: skip
         self._spec, self._daemon, self._remove, self._on_close = spec, daemon, remove, on_close
-        self._made = time.time()
-        self._expires = time.monotonic() + spec.lifetime_s
+        self._preload, self._made = preload, time.time()
         self._streams: Demultiplexer | None = None
 
-    async def open(self, connection: socket.socket, timeout_s: float) -> Header:
-        """Bring the agent to life; its greeting."""
+    async def open(self, connection: socket.socket, timeout_s: float) -> None:
+        """Bring the agent to life."""
         reader, writer = await asyncio.open_connection(sock=connection)
         self._streams = Demultiplexer(reader)
         writer.write(sources())
         incoming: Incoming = self._streams
-        return await self.channel.open(incoming, writer, settings(self._spec), timeout_s)
+        await self.channel.open(incoming, writer, settings(self._spec, self._preload), timeout_s)
 
     @property
     def error_text(self) -> str:
         """What the agent, or its Python, said."""
         return "" if self._streams is None else self._streams.error_text
 
-    async def keepalive(self, ttl_s: float) -> None:
-        """The agent ends by itself when its time is over; this moves that."""
-        self._require_life()
-        await self._call({"op": "keepalive", "seconds": ttl_s}, b"", 0.0)
-        self._expires = time.monotonic() + ttl_s
-
     async def _why_dead(self) -> tuple[DeathCause, str]:
         if self._closing is not None:
             return "closed", "it was closed"
-        if time.monotonic() >= self._expires - 1.0:
-            return "expired", f"its {self._spec.lifetime_s:g} s were over and nobody had kept it alive"
+        if self._expired:
+            return EXPIRED
         try:
             cause, message = await self._daemon.call(cause_of(self.id, self._made))
         except SandboxError as error:

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import hashlib
 import math
 import time
 import uuid
@@ -53,6 +54,13 @@ class E2bProvider:
         self._owner = Owner.here()
         self._open: dict[str, E2bSandbox] = {}
         self._undoing = Undoing()
+
+    @property
+    def place(self) -> str:
+        """Its service, and a hash that tells one key from another. ConfigError when there is no key."""
+        options = self._options()
+        key = hashlib.sha256(options["api_key"].encode()).hexdigest()[:12]
+        return f"{options['api_url']} with key {key}"
 
     def _options(self) -> dict[str, Any]:
         """Of every request. All that the SDK would otherwise take from the environment is said here."""
@@ -104,7 +112,7 @@ class E2bProvider:
                     await self._kill_marked({TOKEN_LABEL: token})
             raise
         sandbox = E2bSandbox(
-            made, spec, template=template, ttl_s=self._config.ttl_s, born=born,
+            made, spec, template=template, preload=self._config.preload, ttl_s=self._config.ttl_s, born=born,
             kernels=self._config.sessions == "interpreter", on_close=self._forget,
         )  # fmt: skip
         self._open[sandbox.id] = sandbox

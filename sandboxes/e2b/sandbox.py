@@ -1,8 +1,8 @@
 """One E2B sandbox: an agent in it as root of the virtual machine, at the other end of the service.
 
 What it does is `agent.sandbox`; here is how it is reached, kept alive and ended.
-Invariant: it lives while somebody keeps it alive, at most `ttl_s` longer: a task prolongs it at a third of
-that until it is closed or its lifetime is over, so a dead harness leaves nothing for longer than the TTL.
+Invariant: the service is told never more than `ttl_s`; a heartbeat prolongs that until it is closed or its
+lifetime is over, so a dead harness leaves nothing for longer than the TTL.
 Waits: `close` for the service to say that it is gone; if the service cannot be reached, the TTL ends it.
 """
 
@@ -12,13 +12,14 @@ import asyncio
 import contextlib
 import math
 import time
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Sequence
 from typing import Any, TypeVar
 
 from ..agent.boot import WRITABLE, settings, sources
-from ..agent.sandbox import AgentSandbox
+from ..agent.sandbox import EXPIRED, AgentSandbox
 from ..errors import CreateError, DeathCause, Died, Misconfigured, SandboxError
 from ..exec_result import ExecResult
+from ..heartbeat import Heartbeat
 from ..sandbox import Snapshot
 from ..spec import SandboxSpec
 from . import sdk
@@ -39,37 +40,33 @@ class E2bSandbox(AgentSandbox):
     """See `sandbox.Sandbox`. Made by `E2bProvider.create`, which also calls `open`."""
 
     def __init__(
-        self, made: Any, spec: SandboxSpec, *, template: str, ttl_s: float, born: float, kernels: bool,
-        on_close: Callable[[E2bSandbox], None],
+        self, made: Any, spec: SandboxSpec, *, template: str, preload: Sequence[str], ttl_s: float,
+        born: float, kernels: bool, on_close: Callable[[E2bSandbox], None],
     ) -> None:  # fmt: skip
         super().__init__(
             str(made.sandbox_id), provider=PROVIDER, limits=spec.limits, folders=WRITABLE,
             environment={"LANG": "C.UTF-8", **spec.env}, bounded=False, own_uid=True,
+            lifetime_s=spec.lifetime_s,
         )  # fmt: skip
         self._made, self._spec, self._template, self._ttl_s = made, spec, template, ttl_s
-        self._on_close = on_close
+        self._preload, self._on_close = preload, on_close
         self._until = born + ttl_s  # on the monotonic clock, as far as is known here
-        self._ends = born + spec.lifetime_s
         self._agent = AgentProcess(made)
-        self._keeping: asyncio.Task[None] | None = None
+        self._heartbeat: Heartbeat | None = None
         self._kernels = self._of_interpreter() if kernels else None
 
     async def open(self) -> None:
         """Bring the agent to life, and keep the sandbox alive from now on."""
-        self._keeping = asyncio.create_task(self._keep(), name=f"keep {self.id}")
+        self._heartbeat = Heartbeat(self._beat, self._ttl_s, name=self.id)
         writer = await self._asked(self._agent.start("python3"))
         try:
             writer.write(sources())
-            hello = await self.channel.open(self._agent, writer, settings(self._spec), _START_S)
+            await self.channel.open(self._agent, writer, settings(self._spec, self._preload), _START_S)
         except (EOFError, TimeoutError, ValueError) as error:
             failure = await self._not_opened(error)
         else:
-            if "failed" not in hello:
-                self._environment.setdefault("PATH", self._agent.path)
-                return
-            failure = CreateError(
-                f"its agent ended: {hello['failed']}", provider=PROVIDER, sandbox_id=self.id
-            )
+            self._environment.setdefault("PATH", self._agent.path)
+            return
         raise failure
 
     async def _not_opened(self, error: Exception) -> SandboxError:
@@ -126,29 +123,20 @@ class E2bSandbox(AgentSandbox):
 
     # -- life -------------------------------------------------------------------------------------------
 
-    async def keepalive(self, ttl_s: float) -> None:
-        """It lives for at least `ttl_s` from now, if the account may have that."""
-        await super().keepalive(ttl_s)
-        await self._call({"op": "keepalive", "seconds": max(ttl_s, self._ends - time.monotonic())}, b"", 0.0)
-        await self._prolong(ttl_s)
-        self._ends = max(self._ends, time.monotonic() + ttl_s)
-
     async def _prolong(self, seconds: float) -> None:
         now = time.monotonic()
         seconds = math.ceil(max(seconds, self._until - now))  # the service would also shorten a life
         await self._asked(self._made.set_timeout(seconds))
         self._until = now + seconds
 
-    async def _keep(self) -> None:
-        while (left := self._ends - time.monotonic()) > 0:
-            await asyncio.sleep(min(self._ttl_s / 3, left))
+    async def _beat(self, ttl_s: float) -> None:
+        """The service's clock, until its lifetime is over: that is its agent's to keep."""
+        if not self._expired:
             try:
-                await self._prolong(max(1.0, min(self._ttl_s, self._ends - time.monotonic())))
+                await self._prolong(ttl_s)
             except Died as error:
                 self.channel.fail(error.cause, "it is gone", error)
-                return
-            except SandboxError:
-                continue  # the next beat comes before the TTL is over
+                raise
 
     @property
     def _key(self) -> str:
@@ -184,6 +172,8 @@ class E2bSandbox(AgentSandbox):
     async def _why_dead(self) -> tuple[DeathCause, str]:
         if self._closing is not None:
             return "closed", "it was closed"
+        if self._expired:
+            return EXPIRED
         said = words(self._agent.failure, self._key) if self._agent.failure else self._agent.error_text
         try:
             await self._asked(self._made.get_info(request_timeout=_ASK_S))
@@ -191,8 +181,6 @@ class E2bSandbox(AgentSandbox):
             return gone.cause, f"it is gone: {said}"
         except SandboxError as error:
             return "lost", f"its agent cannot be reached ({said}), nor the service ({error})"
-        if time.monotonic() >= self._ends - 1.0:
-            return "expired", "its lifetime was over and nobody had kept it alive"
         return "lost", f"its agent cannot be reached: {said}"
 
     # -- its end ----------------------------------------------------------------------------------------
@@ -201,8 +189,8 @@ class E2bSandbox(AgentSandbox):
         steps.callback(self._on_close, self)
         steps.push_async_callback(self._end)
         steps.push_async_callback(self._agent.forget)
-        if self._keeping is not None:
-            steps.callback(self._keeping.cancel)
+        if self._heartbeat is not None:
+            steps.callback(self._heartbeat.stop)
 
     async def _end(self) -> None:
         """Tell the service; if it does not answer after some tries, the TTL ends the sandbox."""

@@ -31,6 +31,7 @@ import time
 from typing import Any, NoReturn
 
 from . import confine, container, session
+from .wire import NOT_PRELOADED
 
 Job = dict[str, Any]
 DESCRIPTORS = 4  # input, stdout, stderr, marks
@@ -191,7 +192,10 @@ class Spawner:
             sys.path.remove(self._bundle)
         site.main()
         for name in self._preload:
-            importlib.import_module(name)
+            try:
+                importlib.import_module(name)
+            except Exception as error:
+                raise ImportError(f"{NOT_PRELOADED}{name!r}, {error!r}") from error
         gc.collect()
         gc.freeze()  # the collector never writes to, and so copies, the pages that programs share
 

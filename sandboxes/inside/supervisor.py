@@ -28,6 +28,7 @@ from .container import Ground, OutOfMemory
 from .control import Control
 from .programs import GRACE_S, START_S, Call, Program
 from .spawner import Spawner, exit_code, send_job
+from .streams import OPERATIONS, Streams
 from .wire import Header
 
 READ, WRITE = selectors.EVENT_READ, selectors.EVENT_WRITE
@@ -42,15 +43,16 @@ class Supervisor:
         self._control, self._spawner, self._settings = control, spawner, settings
         self._ground = ground  # of a container
         self._memory = OutOfMemory() if ground else None
+        self._streams = Streams(self)
         self._selector = selectors.DefaultSelector()
-        self._programs: dict[int, Program] = {}
+        self.programs: dict[int, Program] = {}
         self._sessions: dict[str, Program] = {}
         self._next_key = 0
         self._timers: list[tuple[float, int, Callable[[], None]]] = []
         self._timer_count = 0
         self._after_exit: list[tuple[set[int], Callable[[], None]]] = []
         self._from_spawner = b""
-        self._live_until = float("inf")
+        self._live_until = float("inf")  # monotonic
 
     def run(self) -> NoReturn:
         """Serve until the harness is gone."""
@@ -58,7 +60,8 @@ class Supervisor:
         if self._settings["owner"] >= 0:
             self._watch(self._settings["owner"], lambda _: os._exit(0))
         if self._settings["lifetime_s"] is not None:
-            self._live(self._settings["lifetime_s"])
+            self._live_until = time.monotonic() + self._settings["lifetime_s"]
+            self._end_when_over()
         self._control.serve(self._selector, self._handle)
         while True:
             for key, events in self._selector.select(self._fire_timers()):
@@ -74,7 +77,8 @@ class Supervisor:
         if fd >= 0 and fd in self._selector.get_map():
             self._selector.unregister(fd)
 
-    def _after(self, seconds: float, then: Callable[[], None]) -> None:
+    def after(self, seconds: float, then: Callable[[], None]) -> None:
+        """Do it then, between two rounds of the loop."""
         self._timer_count += 1
         heapq.heappush(self._timers, (time.monotonic() + seconds, self._timer_count, then))
 
@@ -84,119 +88,66 @@ class Supervisor:
             heapq.heappop(self._timers)[2]()
         return max(0.0, self._timers[0][0] - time.monotonic()) if self._timers else None
 
-    def _reply(self, header: Header, body: bytes = b"") -> None:
+    def reply(self, header: Header, body: bytes = b"") -> None:
+        """One frame to the harness."""
         self._control.send(header, body)
 
     def _handle(self, header: Header, body: bytes) -> None:
-        handle: Callable[[Header, bytes], None] = getattr(self, "_do_" + header["op"])
+        who = self._streams if header["op"] in OPERATIONS else self
+        handle: Callable[[Header, bytes], None] = getattr(who, "do_" + header["op"])
         try:
             handle(header, body)
         except (OSError, ValueError) as error:
             kind = "file" if header["op"] in ("read", "write", "list") else "start"
-            self._reply({"id": header["id"], "error": kind, "message": str(error)})
+            self.reply({"id": header["id"], "error": kind, "message": str(error)})
 
-    def _live(self, seconds: float) -> None:
-        """End in so many seconds, unless told a later time before."""
-
-        def end() -> None:
-            if time.monotonic() >= self._live_until:
-                os._exit(0)
-
-        self._live_until = time.monotonic() + seconds
-        self._after(seconds, end)
+    def _end_when_over(self) -> None:
+        """At the end of its time, which may have been moved meanwhile."""
+        left = self._live_until - time.monotonic()
+        if left <= 0:
+            os._exit(0)
+        self.after(left, self._end_when_over)
 
     # -- operations -------------------------------------------------------------------------------------
 
-    def _do_ping(self, header: Header, body: bytes) -> None:
-        self._reply({"id": header["id"]})
+    def do_ping(self, header: Header, body: bytes) -> None:
+        self.reply({"id": header["id"]})
 
-    def _do_keepalive(self, header: Header, body: bytes) -> None:
-        self._live(header["seconds"])
-        self._reply({"id": header["id"]})
+    def do_keepalive(self, header: Header, body: bytes) -> None:
+        self._live_until = max(self._live_until, time.monotonic() + header["seconds"])
+        self.reply({"id": header["id"]})
 
-    def _do_exec(self, header: Header, body: bytes) -> None:
-        program = self._start(header, None)
+    def do_exec(self, header: Header, body: bytes) -> None:
+        program = self.start(header, None)
         call = Call(header, fresh=False)
-        self._begin(program, call, body)
-        self._after(call.timeout, lambda: self._overdue(program, call))
+        self.begin(program, call, body)
+        self.after(call.timeout, lambda: self.overdue(program, call))
 
-    def _do_start(self, header: Header, body: bytes) -> None:
-        program = self._start(header, None, stream=True)
-        call = Call(header, fresh=False)
-        self._begin(program, call, b"")
-        if header["timeout"] is not None:  # else it lives as long as the sandbox
-            self._after(call.timeout, lambda: self._overdue(program, call))
-
-    def _started(self, header: Header) -> Program | None:
-        """The stream that a frame is about, while it lives."""
-        for program in self._programs.values():
-            if program.stream and program.call is not None and program.call.id == header["target"]:
-                return program
-        return None
-
-    def _do_input(self, header: Header, body: bytes) -> None:
-        program = self._started(header)
-        if program is None or program.input < 0:
-            self._reply({"id": header["id"]})
-            return
-        program.waiting = memoryview(bytes(program.waiting) + body)
-        program.input_ends |= header["end"]
-        program.acks.append(header["id"])
-        self._feed(program)
-
-    def _do_output(self, header: Header, body: bytes) -> None:
-        program = self._started(header)
-        if program is None:
-            self._reply({"id": header["id"], "ended": True, "out": 0})
-            return
-        self._hand_out(program)  # a reader that is still there hears that nothing came
-        program.reader = header["id"]
-        if program.pending() or header["wait"] <= 0:
-            self._hand_out(program)
-        else:
-            self._after(header["wait"], lambda: self._hand_out(program, header["id"]))
-
-    def _hand_out(self, program: Program, reader: int | None = None) -> None:
-        """Answer the waiting reader (that one, if named) with what is there, and let the program go on."""
-        call = program.call
-        if not program.reader or call is None or reader not in (None, program.reader):
-            return
-        out, err = call.out.take(), call.err.take()
-        self._reply({"id": program.reader, "ended": False, "out": len(out)}, out + err)
-        program.reader = 0
-        for fd in (program.out, program.err):
-            if fd not in program.finished:
-                self._listen(program, fd)
-
-    def _do_stop(self, header: Header, body: bytes) -> None:
-        program = self._started(header)
-        self._end([] if program is None else [program], lambda: self._reply({"id": header["id"]}))
-
-    def _do_cell(self, header: Header, body: bytes) -> None:
+    def do_cell(self, header: Header, body: bytes) -> None:
         program = self._sessions.get(header["session"])
         if program is not None and program.killed:  # on its way out: this cell is for the next one
-            self._end([program], lambda: self._do_cell(header, body))
+            self.end([program], lambda: self.do_cell(header, body))
             return
         fresh = program is None
         if program is None:
-            program = self._sessions[header["session"]] = self._start(header, header["session"])
-            self._after(START_S, lambda p=program: None if p.ready else self._kill(p))  # type: ignore[misc]
+            program = self._sessions[header["session"]] = self.start(header, header["session"])
+            self.after(START_S, lambda p=program: None if p.ready else self._kill(p))  # type: ignore[misc]
         call = Call(header, fresh)
-        self._begin(program, call, body)
+        self.begin(program, call, body)
         if program.ready:
-            self._after(call.timeout, lambda: self._overdue(program, call))
+            self.after(call.timeout, lambda: self.overdue(program, call))
 
-    def _do_end(self, header: Header, body: bytes) -> None:
+    def do_end(self, header: Header, body: bytes) -> None:
         program = self._sessions.get(header["session"])
         doomed = [] if program is None else [program]
-        self._end(doomed, lambda: self._reply({"id": header["id"]}))
+        self.end(doomed, lambda: self.reply({"id": header["id"]}))
 
-    def _do_cancel(self, header: Header, body: bytes) -> None:
-        for program in list(self._programs.values()):
+    def do_cancel(self, header: Header, body: bytes) -> None:
+        for program in list(self.programs.values()):
             if program.call is not None and program.call.id == header["target"]:
                 self._kill(program)
 
-    def _do_reset(self, header: Header, body: bytes) -> None:
+    def do_reset(self, header: Header, body: bytes) -> None:
         def wipe() -> None:
             for folder in self._settings["writable"]:
                 for entry in os.scandir(folder):
@@ -204,28 +155,29 @@ class Supervisor:
                         shutil.rmtree(entry.path, ignore_errors=True)
                     else:
                         os.unlink(entry.path)
-            self._reply({"id": header["id"]})
+            self.reply({"id": header["id"]})
 
-        self._end(list(self._programs.values()), wipe)
+        self.end(list(self.programs.values()), wipe)
 
-    def _do_read(self, header: Header, body: bytes) -> None:
+    def do_read(self, header: Header, body: bytes) -> None:
         data = files.read(header["path"], header["max"], self._settings["writable"])
-        self._reply({"id": header["id"]}, data)
+        self.reply({"id": header["id"]}, data)
 
-    def _do_list(self, header: Header, body: bytes) -> None:
+    def do_list(self, header: Header, body: bytes) -> None:
         entries = files.list_folder(header["path"], self._settings["writable"])
-        self._reply({"id": header["id"], "entries": entries})
+        self.reply({"id": header["id"], "entries": entries})
 
-    def _do_write(self, header: Header, body: bytes) -> None:
+    def do_write(self, header: Header, body: bytes) -> None:
         files.write(header["path"], body, header["mode"], self._settings["writable"])
-        self._reply({"id": header["id"]})
+        self.reply({"id": header["id"]})
 
     # -- programs ---------------------------------------------------------------------------------------
 
-    def _start(self, header: Header, session: str | None, stream: bool = False) -> Program:
+    def start(self, header: Header, session: str | None, stream: bool = False) -> Program:
+        """A program that has begun; `begin` gives it its first call."""
         self._next_key += 1
         program = Program(self._next_key, session, stream)
-        self._programs[program.key] = program
+        self.programs[program.key] = program
         job = {
             "op": "spawn", "key": program.key, "argv": header.get("argv"), "env": header["env"],
             "cwd": header["cwd"], "limits": header["limits"], "cgroup": header["cgroup"],
@@ -246,30 +198,33 @@ class Supervisor:
             return False
         if number == signal.SIGKILL and not program.killed:
             return True
-        return all(other is program or other.call is None for other in self._programs.values())
+        return all(other is program or other.call is None for other in self.programs.values())
 
-    def _begin(self, program: Program, call: Call, body: bytes) -> None:
+    def begin(self, program: Program, call: Call, body: bytes) -> None:
+        """It works on this call from now on."""
         if self._memory:
             self._memory.begin(program.key)
         program.begin(call, body)
         for fd in (program.out, program.err):
-            self._listen(program, fd)
-        self._feed(program)
+            self.listen(program, fd)
+        self.feed(program)
 
-    def _listen(self, program: Program, fd: int) -> None:
+    def listen(self, program: Program, fd: int) -> None:
+        """Take what it writes there."""
         if fd not in self._selector.get_map():
             self._watch(fd, lambda _: self._on_output(program, fd))
 
-    def _feed(self, program: Program) -> None:
+    def feed(self, program: Program) -> None:
+        """Give it of its waiting input what it takes."""
         done = program.feed()
         watched = program.input in self._selector.get_map()
         if done and watched:
             self._forget(program.input)
         elif not done and not watched:
-            self._watch(program.input, lambda _: self._feed(program), WRITE)
+            self._watch(program.input, lambda _: self.feed(program), WRITE)
         if done:
             while program.acks:
-                self._reply({"id": program.acks.pop()})
+                self.reply({"id": program.acks.pop()})
             if program.input_ends:
                 os.close(program.input)
                 program.input = -1
@@ -284,7 +239,7 @@ class Supervisor:
         elif program.stream:
             if program.full(fd):
                 self._forget(fd)
-            self._hand_out(program)
+            self._streams.hand_out(program)
 
     def _on_marks(self, program: Program) -> None:
         was_ready = program.ready
@@ -294,14 +249,15 @@ class Supervisor:
             self._forget(program.marks)
         if program.ready and not was_ready and call is not None:
             call.begun = time.monotonic()
-            self._after(call.timeout, lambda: self._overdue(program, call))
+            self.after(call.timeout, lambda: self.overdue(program, call))
         if code is not None and call is not None:
             program.drain()
             program.call = None
             header, output = call.result(code, None, died=False)
-            self._reply(header | {"oom": self._out_of_memory(program, None)}, output)
+            self.reply(header | {"oom": self._out_of_memory(program, None)}, output)
 
-    def _overdue(self, program: Program, call: Call) -> None:
+    def overdue(self, program: Program, call: Call) -> None:
+        """The call's deadline: stop it, unless it has ended."""
         if program.call is call:
             call.timed_out = True
             self._stop(program, call)
@@ -313,19 +269,19 @@ class Supervisor:
         elif not call.interrupted:
             call.interrupted = True
             self._signal(program, "interrupt")
-            self._after(GRACE_S, lambda: self._kill(program) if program.call is call else None)
+            self.after(GRACE_S, lambda: self._kill(program) if program.call is call else None)
 
     def _signal(self, program: Program, how: str) -> None:
         send_job(self._spawner, {"op": how, "key": program.key}, [])
 
     def _kill(self, program: Program) -> None:
-        if not program.killed and program.key in self._programs:
+        if not program.killed and program.key in self.programs:
             program.killed = True
             self._signal(program, "kill")
 
-    def _end(self, programs: list[Program], then: Callable[[], None]) -> None:
+    def end(self, programs: list[Program], then: Callable[[], None]) -> None:
         """Kill programs; `then` once all of them are gone."""
-        keys = {program.key for program in programs if program.key in self._programs}
+        keys = {program.key for program in programs if program.key in self.programs}
         if not keys:
             then()
             return
@@ -342,17 +298,17 @@ class Supervisor:
             message = json.loads(line)
             if "failed" in message:
                 raise RuntimeError(f"the spawner ended: {message['failed']}")
-            program = self._programs.pop(message["key"], None)
+            program = self.programs.pop(message["key"], None)
             if program is not None:
                 self._gone(program, message["status"])
 
     def _gone(self, program: Program, status: int) -> None:
         """Everything of this program has ended; answer whoever waits for it."""
-        self._hand_out(program)
+        self._streams.hand_out(program)
         program.read_marks()
         program.drain()
         for ack in program.acks:
-            self._reply({"id": ack})
+            self.reply({"id": ack})
         if not program.killed and program.status is not None:
             status = program.status
         for fd in (program.input, program.out, program.err, program.marks):
@@ -371,11 +327,11 @@ class Supervisor:
     def _answer_gone(self, program: Program, call: Call, status: int) -> None:
         if program.session is not None and not program.ready:
             message = call.err.value().decode("utf-8", "replace").strip()
-            self._reply({"id": call.id, "error": "start", "message": message or "not ready in time"})
+            self.reply({"id": call.id, "error": "start", "message": message or "not ready in time"})
             return
         number = status & 127 or None
         header, output = call.result(exit_code(status), number, died=program.session is not None)
-        self._reply(header | {"oom": self._out_of_memory(program, number)}, output)
+        self.reply(header | {"oom": self._out_of_memory(program, number)}, output)
 
 
 def _start_spawner(settings: Header, control: Control) -> socket.socket:
@@ -388,7 +344,7 @@ def _start_spawner(settings: Header, control: Control) -> socket.socket:
                 os.close(settings["owner"])
             Spawner(theirs, settings).run()
         except BaseException as error:
-            theirs.sendall(json.dumps({"failed": repr(error)}).encode() + b"\n")
+            theirs.sendall(json.dumps({"failed": f"{type(error).__name__}: {error}"}).encode() + b"\n")
         os._exit(1)
     theirs.close()
     return ours

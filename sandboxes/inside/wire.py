@@ -13,6 +13,7 @@ from typing import Any
 Header = dict[str, Any]
 MAX_HEADER = 8 << 20
 LENGTH = struct.Struct(">I")
+NOT_PRELOADED = "cannot be preloaded: "  # in the greeting of an agent that did not start, before the module
 
 
 def pack(header: Header, body: bytes = b"") -> bytes:

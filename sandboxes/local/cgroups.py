@@ -21,6 +21,7 @@ from ..spec import Limits, Total
 
 FOLDER = "rz-agent"
 AGENT_LEAF = "agent"
+_CONTROLLERS = frozenset({"memory", "pids", "cpu"})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -72,6 +73,18 @@ def _writable(path: Path) -> bool:
     return os.access(path / FOLDER, os.W_OK)  # it may be there and belong to root
 
 
+def _given_below(path: Path, *, root: bool) -> frozenset[str]:
+    """Version 2: the controllers that groups below `path` have. Below a root they are asked for.
+
+    The machine's root gives them. A container's refuses, as it has processes of its own.
+    """
+    available = set((path / "cgroup.controllers").read_text().split()) if root else set()
+    for name in _CONTROLLERS & available:
+        with contextlib.suppress(OSError):
+            _put(path / "cgroup.subtree_control", f"+{name}")
+    return _CONTROLLERS & set((path / "cgroup.subtree_control").read_text().split())
+
+
 def find_hierarchies() -> list[Hierarchy]:
     """The hierarchies with a memory, pids or cpu controller in which groups can be made."""
     own = _own_groups()
@@ -81,15 +94,14 @@ def find_hierarchies() -> list[Hierarchy]:
         kind, _, options = right.split(" ", 2)
         root, point = left.split()[3:5]
         if kind == "cgroup":
-            names = frozenset(options.split(",")) & {"memory", "pids", "cpu"}
+            names = _CONTROLLERS & set(options.split(","))
             group = own.get(next(iter(names), ""), "/")
             path = _below(root, point, group)
         elif kind == "cgroup2":
             path = _below(root, point, own.get("", "/"))
             if path != Path(point):
                 path = path.parent  # a group with processes of its own cannot have groups with limits
-            enabled = path / "cgroup.subtree_control" if path != Path(point) else path / "cgroup.controllers"
-            names = frozenset(enabled.read_text().split()) & {"memory", "pids", "cpu"}
+            names = _given_below(path, root=path == Path(point))
         else:
             continue
         if names and _writable(path):
@@ -133,14 +145,22 @@ class SandboxGroups:
     ) -> None:
         self._uid = uid
         self._folders = [(h, h.path / owner / name) for h in hierarchies]
-        for hierarchy, folder in self._folders:
-            folder.mkdir(parents=True)
-            if hierarchy.version == 2:
-                for path in (hierarchy.path, folder.parent, folder):
-                    _put(path / "cgroup.subtree_control", " ".join(f"+{c}" for c in hierarchy.controllers))
-                (folder / AGENT_LEAF).mkdir()
-                self._lend(folder)  # moving needs the common parent's list too
-            _limit(hierarchy, folder, memory_mb=total.memory_mb, pids=total.pids, cpus=total.cpus)
+        try:
+            for hierarchy, folder in self._folders:
+                self._make(hierarchy, folder)
+                _limit(hierarchy, folder, memory_mb=total.memory_mb, pids=total.pids, cpus=total.cpus)
+        except OSError:
+            for _, folder in self._folders:
+                remove_tree(folder)
+            raise
+
+    def _make(self, hierarchy: Hierarchy, folder: Path) -> None:
+        folder.mkdir(parents=True)
+        if hierarchy.version == 2:
+            for path in (hierarchy.path, folder.parent, folder):
+                _put(path / "cgroup.subtree_control", " ".join(f"+{c}" for c in hierarchy.controllers))
+            (folder / AGENT_LEAF).mkdir()
+            self._lend(folder)  # moving needs the common parent's list too
 
     def _lend(self, folder: Path) -> None:
         if self._uid is not None:
@@ -176,7 +196,12 @@ class SandboxGroups:
             remove_tree(folder / name)
 
     def oom_kills(self, name: str = "") -> int:
-        """Processes of a program (or of the sandbox) that the kernel has killed for memory so far."""
+        """Processes of a program (or of the sandbox) that the kernel has killed for memory so far.
+
+        One counter of the kernel under two names. Both versions count the kernel's own memory for a program,
+        and a fork that `pids.max` refuses costs some until it is freed, on each core: so a fork bomb may run
+        out of memory before its deadline. Its result says then what happened, with one flag or with both.
+        """
         for hierarchy, folder in self._folders:
             if "memory" in hierarchy.controllers:
                 events = "memory.events" if hierarchy.version == 2 else "memory.oom_control"

@@ -51,6 +51,7 @@ class LocalProvider:
     """See `provider.Provider`. The run of a sandbox that another process made is in the `ledger`."""
 
     name = PROVIDER
+    place = ""
 
     def __init__(self, config: LocalTable, ledger: Ledger | None = None) -> None:
         self._config, self._ledger = config, ledger or Ledger()
@@ -129,11 +130,7 @@ class LocalProvider:
         ground = await self._prepared()
         name = owner_name()
         uid = bubblewrap.sandbox_uid() if self._isolated else None
-        groups = (
-            SandboxGroups(ground.hierarchies, self._owner, name, spec.total, uid)
-            if ground.hierarchies
-            else None
-        )
+        groups = self._groups(ground, name, spec, uid)
         scratch = None
         if ground.scratch is not None:
             scratch = ground.scratch / name
@@ -150,6 +147,17 @@ class LocalProvider:
             await sandbox.close()
             raise
         return sandbox
+
+    def _groups(self, ground: _Ground, name: str, spec: SandboxSpec, uid: int | None) -> SandboxGroups | None:
+        if not ground.hierarchies:
+            return None
+        try:
+            return SandboxGroups(ground.hierarchies, self._owner, name, spec.total, uid)
+        except OSError as error:
+            text = (
+                f"its cgroups were not made: {error}\n  `rz-agent sandbox reap` removes those of dead owners."
+            )
+            raise CreateError(text, provider=PROVIDER) from error
 
     def _forget(self, sandbox: LocalSandbox) -> None:
         self._open.pop(sandbox.id, None)
@@ -188,10 +196,8 @@ class LocalProvider:
             given = []
             theirs.close()
             reader, writer = await asyncio.open_unix_connection(sock=ours)
-            settings = self._settings(sandbox, ground, owner, join, folders)
-            hello = await sandbox.channel.open(reader, writer, settings, START_S)
-            if "failed" in hello:
-                raise ValueError(hello["failed"])
+            settings = self._settings(sandbox, ground, spec, owner, join, folders)
+            await sandbox.channel.open(reader, writer, settings, START_S)
             if self._isolated:
                 process.adopt(json.loads(os.read(info_read, 4096))["child-pid"])
         finally:
@@ -222,8 +228,9 @@ class LocalProvider:
         return [*outer, *agent]
 
     def _settings(
-        self, sandbox: LocalSandbox, ground: _Ground, owner: int, join: list[int], folders: list[int]
-    ) -> dict[str, object]:
+        self, sandbox: LocalSandbox, ground: _Ground, spec: SandboxSpec, owner: int, join: list[int],
+        folders: list[int],
+    ) -> dict[str, object]:  # fmt: skip
         return {
             "isolation": self._config.isolation,
             "owner": owner,
@@ -231,7 +238,7 @@ class LocalProvider:
             "cgroups": folders,
             "preload": list(self._config.preload),
             "bundle": ground.archive,
-            "lifetime_s": None,
+            "lifetime_s": spec.lifetime_s,
             "writable": list(sandbox.folders),
         }
 
@@ -240,7 +247,8 @@ class LocalProvider:
     async def live(self, *, run_id: str | None = None) -> list[SandboxInfo]:
         """Those of this user on this machine (root: everybody's), found by their processes and folders."""
         found = await asyncio.to_thread(census.take_census)
-        runs = {entry.sandbox_id: entry.run_id for entry in self._ledger.entries(PROVIDER)}
+        # of every provider: a desktop's sandbox is one of ours
+        runs = {entry.sandbox_id: entry.run_id for entry in self._ledger.entries()}
         runs |= {name: sandbox.labels.get(RUN_LABEL, "") for name, sandbox in self._open.items()}
         infos = [_info(one, runs.get(one.name, "")) for one in found.values()]
         return [info for info in infos if run_id in (None, info.run_id)]

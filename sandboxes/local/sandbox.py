@@ -12,7 +12,7 @@ from collections.abc import Callable
 from itertools import count
 from pathlib import Path
 
-from ..agent.sandbox import AgentSandbox
+from ..agent.sandbox import EXPIRED, AgentSandbox
 from ..errors import DeathCause
 from ..spec import SandboxSpec
 from .bubblewrap import ENVIRONMENT, WRITABLE
@@ -35,6 +35,7 @@ class LocalSandbox(AgentSandbox):
             name, provider=PROVIDER, limits=spec.limits, folders=folders,
             environment={**ENVIRONMENT, **spec.env},
             bounded=groups is not None and groups.has("memory"), own_uid=scratch is None,
+            lifetime_s=spec.lifetime_s,
         )  # fmt: skip
         self._groups, self._scratch, self._on_close = groups, scratch, on_close
         self.labels = spec.labels
@@ -77,6 +78,8 @@ class LocalSandbox(AgentSandbox):
     async def _why_dead(self) -> tuple[DeathCause, str]:
         if self._closing is not None:
             return "closed", "it was closed"
+        if self._expired:
+            return EXPIRED
         return "killed", f"its agent ended {self.error_text()}".strip()
 
     async def _release(self, steps: contextlib.AsyncExitStack) -> None:

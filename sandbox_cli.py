@@ -17,7 +17,10 @@ if TYPE_CHECKING:
     from .sandboxes.conformance import Outcome
     from .sandboxes.provider import CheckResult
 
-app = typer.Typer(no_args_is_help=True, rich_markup_mode=None, help="Try, list and clean up sandboxes.")
+app = typer.Typer(
+    no_args_is_help=True, rich_markup_mode=None, help="Try, list and clean up sandboxes.",
+    epilog="Example: rz-agent sandbox exec -- python3 -c 'print(6 * 7)'",
+)  # fmt: skip
 ProviderOption = Annotated[
     str | None,
     typer.Option(

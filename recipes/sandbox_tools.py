@@ -14,7 +14,7 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-from ..errors import RzError
+from ..errors import ConfigError, RzError
 from ..sandboxes.config import SandboxConfig
 from ..sandboxes.conformance import PROMISES, Outcome, try_all
 from ..sandboxes.exec_result import ExecResult
@@ -22,7 +22,7 @@ from ..sandboxes.keeper import Keeper, Reaped
 from ..sandboxes.ledger import Ledger
 from ..sandboxes.owner import Owner
 from ..sandboxes.provider import CheckResult, Provider, SandboxInfo
-from ..sandboxes.registry import make_provider, provider_names
+from ..sandboxes.registry import make_provider, provider_names, require_provider
 from .recipe_file import read_toml
 
 Say = Callable[[str], None]
@@ -31,16 +31,23 @@ Say = Callable[[str], None]
 def config_of(file: Path | None, provider: str | None) -> SandboxConfig:
     """The `[sandbox]` table of a file, or the defaults, with another provider where one is named."""
     tables = {} if file is None else read_toml(file)
-    table = dict(tables.get("sandbox", tables))
+    table = tables.get("sandbox", tables)
+    if not isinstance(table, dict):
+        raise ConfigError(
+            source=str(file), key="sandbox", value=table, why="is not a table.", remedy="Write [sandbox]."
+        )
+    table = dict(table)
     if provider is not None:
         table["provider"] = provider
-    return SandboxConfig.load(table, source=str(file) if file else "command line")
+    config = SandboxConfig.load(table, source=str(file) if file else "command line")
+    require_provider(config.provider, source=str(file) if file and provider is None else "--provider")
+    return config
 
 
 @asynccontextmanager
 async def opened(config: SandboxConfig) -> AsyncIterator[Provider]:
     """The provider of a configuration, closed at the end."""
-    provider = make_provider(config, source="--provider")
+    provider = make_provider(config)
     try:
         yield provider
     finally:
@@ -51,6 +58,13 @@ async def conformance(
     config: SandboxConfig, only: str, heard: Callable[[CheckResult | Outcome], None]
 ) -> bool:
     """The provider's own checks, then each promise with `only` in topic or name; whether all went well."""
+    chosen = [promise for promise in PROMISES if only in f"{promise.topic}: {promise.name}"]
+    if not chosen:
+        topics = ", ".join(dict.fromkeys(promise.topic for promise in PROMISES))
+        raise ConfigError(
+            source="command line", key="--only", value=only, why="is in no promise's topic or name.",
+            remedy=f"Topics are {topics}; without --only all are tried, and listed.",
+        )  # fmt: skip
     well = True
     async with opened(config) as provider:
         for result in await provider.check():
@@ -58,7 +72,6 @@ async def conformance(
             well = well and result.status != "failed"
         if not well:
             return False
-        chosen = [promise for promise in PROMISES if only in f"{promise.topic}: {promise.name}"]
         async for outcome in try_all(provider, chosen, config.spec()):
             heard(outcome)
             well = well and outcome.status != "broken"
@@ -75,14 +88,17 @@ def asked(config: SandboxConfig, *, named: bool) -> list[SandboxConfig]:
 
 
 async def listed(configs: Sequence[SandboxConfig], say: Say) -> list[SandboxInfo]:
-    """The sandboxes of each provider that answers; of the others `say` hears why."""
+    """The sandboxes of each provider that answers.
+
+    Of the others `say` hears why; the error of the only one that is asked is raised.
+    """
     found: dict[tuple[str, str], SandboxInfo] = {}
     for config in configs:
         try:
             async with opened(config) as provider:
                 found |= {(info.provider, info.id): info for info in await provider.live()}
         except (RzError, ImportError, OSError) as error:
-            say(_why_not(config, error))
+            _pass_by(config, error, configs, say)
     return list(found.values())
 
 
@@ -104,8 +120,13 @@ async def reaped(
             async with Keeper.of(config) as keeper:
                 found = await keeper.reap(run_id=run_id, dead_owners=dead_owners)
                 removed += [(keeper.provider.name, one) for one in found]
+                for place, number in keeper.out_of_sight().items():
+                    say(
+                        f"{number} of {keeper.provider.name} at {place} are still written down; "
+                        "ask there: rz-agent sandbox reap --sandbox FILE, which names it"
+                    )
         except (RzError, ImportError, OSError) as error:
-            say(_why_not(config, error))
+            _pass_by(config, error, configs, say)
     return removed
 
 
@@ -172,6 +193,9 @@ async def _timed(name: str, operation: Callable[[], Awaitable[object]], rounds: 
     return Timing(name=name, p50=statistics.median(times), p95=p95, rounds=rounds)
 
 
-def _why_not(config: SandboxConfig, error: Exception) -> str:
-    first = str(error).partition("\n")[0]
-    return f"{config.provider} was not asked: {first}"
+def _pass_by(config: SandboxConfig, error: Exception, asked: Sequence[SandboxConfig], say: Say) -> None:
+    """Say why one of several could not be asked; of the only one that was named it is the answer."""
+    if isinstance(error, RzError) and len(asked) == 1:
+        raise error
+    first = error.why if isinstance(error, ConfigError) and error.why else str(error).partition("\n")[0]
+    say(f"{config.provider} was not asked: {first}")

@@ -7,6 +7,7 @@ import os
 import re
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -14,6 +15,7 @@ from rz_agent.sandboxes.config import SandboxConfig
 from rz_agent.sandboxes.keeper import Keeper
 from rz_agent.sandboxes.ledger import Ledger
 from rz_agent.sandboxes.local import census
+from rz_agent.sandboxes.owner import Owner
 
 DOCS = Path(__file__).parent.parent / "docs" / "sandboxes.md"
 KEY = "sk-0123456789"
@@ -52,15 +54,18 @@ def test_exec_says_when_the_deadline_ended_it(bare: str) -> None:
     ("arguments", "words"),
     [
         (("exec", "-p", "nonsense", "--", "true"), "Use one of desktop, docker, e2b, local"),
+        (("exec", "-p", "nonsense", "--", "true"), "--provider: sandbox.provider = 'nonsense'"),
         (("check", "--sandbox", "/nowhere.toml"), "Name a TOML file"),
+        (("reap", "-p", "e2b"), "export E2B_API_KEY="),
         (("bench", "--rounds", "1"), "rounds"),
+        (("check", "--only", "zzz"), "Topics are programs"),
         (("exec",), "argv"),
     ],
 )
 def test_what_cannot_be_meant_ends_with_exit_code_2_and_a_remedy(
     arguments: tuple[str, ...], words: str
 ) -> None:
-    done = sandbox(*arguments)
+    done = sandbox(*arguments, E2B_API_KEY="")
     assert done.returncode == 2
     assert words in done.stderr
     assert "Traceback" not in done.stderr
@@ -123,6 +128,18 @@ def test_reap_reports_the_sandboxes_of_a_harness_that_was_killed_and_leaves_the_
     done = sandbox("reap", "--provider", "local", "--run", "left")
     assert re.search(rf"^local +{name} +left +(removed|had ended)$", done.stdout, re.MULTILINE)
     assert name not in {entry.sandbox_id for entry in Ledger().entries()}
+
+
+def test_reap_says_of_what_it_left_because_another_place_would_have_to_be_asked() -> None:
+    dead = str(replace(Owner.here(), boot="00000000"))
+    entry = Ledger().intend(
+        provider="local", place="tcp://there", owner=dead, run_id="left", spec_key="k", lifetime_s=1
+    )
+    done = sandbox("reap", "--provider", "local", "--run", "left")
+    assert done.stdout == "nothing was left behind\n"
+    assert "note: 1 of local at tcp://there are still written down" in done.stderr
+    assert entry in Ledger().entries()
+    Ledger().forget(entry)
 
 
 def test_reap_living_takes_a_sandbox_from_its_owner_only_when_told_so() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import tomllib
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -69,7 +70,7 @@ def test_every_key_of_the_table_reaches_the_spec() -> None:
     assert (spec.total.memory_mb, spec.total.cpus, spec.network) == (2048, 1.5, "open")
     assert (spec.lifetime_s, spec.env) == (1800, {"WORD": "there"})
     assert spec.labels == {"rz.run": "r"}
-    assert set(config.model_fields_set) == set(SandboxConfig.model_fields)
+    assert set(config.model_fields_set) == set(SandboxConfig.model_fields) - {"options"}
 
 
 @pytest.mark.parametrize(
@@ -79,10 +80,14 @@ def test_every_key_of_the_table_reaches_the_spec() -> None:
         ({"limits": {"memory": 2}}, "sandbox.limits.memory", "Known keys: memory_mb"),
         ({"limits": {"cpus": 1.0}}, "sandbox.limits.cpus", "Known keys: memory_mb"),
         ({"docker": {"images": "x"}}, "sandbox.docker.images", "Known keys: host, image"),
-        ({"network": {"mode": "some"}}, "sandbox.network.mode", "'none' or 'open'"),
+        ({"network": {"mode": "some"}}, "sandbox.network.mode", "Use 'none' or 'open'."),
         ({"max_live": 4, "warm": 4}, "sandbox.max_live", "shared + warm = 5"),
         ({"local": {"isolation": "landlock"}}, "sandbox.local.isolation", "'namespaces' or 'none'"),
-        ({"shared": 0}, "sandbox.shared", "greater than or equal to 1"),
+        ({"shared": 0}, "sandbox.shared", "Use a number greater than or equal to 1."),
+        ({"limits": 5}, "sandbox.limits", "is not a table.\n  Write a table: [sandbox.limits]."),
+        ({"limits": {"pids": "many"}}, "sandbox.limits.pids", "is not a whole number"),
+        ({"env": {"A": 1}}, "sandbox.env.A", "Write text in quotes."),
+        ({"desktop": {"size": "big"}}, "sandbox.desktop.size", "Write an [array]."),
         ({"infra_failed_share": 2}, "sandbox.infra_failed_share", "less than or equal to 1"),
         ({"total": {"memory_mb": 256}}, "sandbox.limits.memory_mb", "total.memory_mb = 256: raise that"),
     ],
@@ -162,11 +167,52 @@ def test_a_provider_is_found_by_short_name_and_by_module_and_class() -> None:
     assert "local" in provider_names()
 
 
-@pytest.mark.parametrize("name", ["nonsense", "no.such.module:Class", "rz_agent.errors:NoSuchClass"])
-def test_an_unknown_provider_is_refused_with_what_can_be_written(name: str) -> None:
+def test_an_unknown_provider_is_refused_with_what_can_be_written() -> None:
     with pytest.raises(ConfigError, match=r"package\.module:Class") as caught:
+        make_provider(SandboxConfig(provider="nonsense"), source="r.toml")
+    assert caught.value.key == "sandbox.provider"
+
+
+def test_options_reach_a_provider_of_another_package_and_are_refused_for_ours() -> None:
+    config = SandboxConfig.load({"provider": "mine", "options": {"region": "eu"}}, source="r.toml")
+    assert config.options == {"region": "eu"}
+    with pytest.raises(ConfigError, match=r"sandbox\.options.*\n.*write \[sandbox\.local\]"):
+        SandboxConfig.load({"options": {"region": "eu"}}, source="r.toml")
+
+
+class Lacking:
+    """No provider: it cannot even be closed."""
+
+    def __init__(self, config: SandboxConfig) -> None:
+        self.create = self.live = self.kill = self.reap = self.check = lambda: config
+        self.capabilities = None
+
+
+class Unlicensed:
+    def __init__(self, config: SandboxConfig) -> None:
+        raise RuntimeError("no licence")
+
+
+@pytest.mark.parametrize(
+    ("name", "why"),
+    [
+        ("no.such.module:Class", "cannot be imported from no.such.module:Class: ModuleNotFoundError"),
+        ("rz_agent.errors:NoSuchClass", "cannot be imported from rz_agent.errors:NoSuchClass"),
+        ("not_python:Class", "cannot be imported from not_python:Class: SyntaxError"),
+        (f"{__name__}:__name__", "is a str in"),
+        (f"{__name__}:Lacking", "has no capabilities, aclose."),
+        (f"{__name__}:Unlicensed", "cannot be made: RuntimeError: no licence"),
+    ],
+)
+def test_a_provider_that_cannot_be_one_is_told_with_its_reason(
+    name: str, why: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "not_python.py").write_text("class Class(:\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    with pytest.raises(ConfigError) as caught:
         make_provider(SandboxConfig(provider=name), source="r.toml")
     assert caught.value.key == "sandbox.provider"
+    assert why in caught.value.why
 
 
 def test_the_breaker_stops_a_run_past_its_share_and_not_before_its_window() -> None:

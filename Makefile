@@ -48,6 +48,7 @@ typecheck: install-dev  ## mypy --strict
 bench: install-dev $(BENCH_MODELS)  ## the measurements of benchmarks/, on an idle machine
 	$(BIN)/python benchmarks/harness_efficiency.py --model .cache/bench-smollm2
 	$(BIN)/python benchmarks/harness_efficiency.py --model .cache/bench-tiny --env python --episodes 256
+	$(BIN)/python benchmarks/episodes_at_once.py --model .cache/bench-tiny
 	$(BIN)/python benchmarks/learner_step.py --model .cache/bench-smollm2
 	$(BIN)/python benchmarks/learner_step.py --model .cache/bench-tiny --episodes 128 --tokens 64
 	$(BIN)/python benchmarks/journal_memory.py

@@ -31,6 +31,7 @@ MODULES = (
     "programs",
     "spawner",
     "streams",
+    "timers",
     "supervisor",
 )
 # argv: the control socket's descriptor, the archive

@@ -6,10 +6,14 @@ of the opened file decides, so a symbolic link, a FIFO, a device or a race canno
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import os
 import stat
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+
+MAX_ENTRIES = 10_000  # of one listing; a program may make more than a frame can hold
+_FOLDER = os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 
 
 def _inside(fd: int, folders: Sequence[str]) -> bool:
@@ -45,8 +49,13 @@ def list_folder(path: str, folders: Sequence[str]) -> list[tuple[str, str, int]]
     try:
         if not _inside(fd, folders):
             raise OSError(errno.EACCES, "not in a writable folder of the sandbox", path)
+        found: list[tuple[str, str, int]] = []
         with os.scandir(fd) as entries:
-            return sorted(_described(entry) for entry in entries)
+            for entry in entries:
+                if len(found) == MAX_ENTRIES:
+                    raise OSError(errno.EFBIG, f"more than {MAX_ENTRIES} entries", path)
+                found.append(_described(entry))
+        return sorted(found)
     finally:
         os.close(fd)
 
@@ -84,3 +93,56 @@ def write(path: str, data: bytes, mode: int, folders: Sequence[str]) -> None:
         os.replace(draft, name, src_dir_fd=folder, dst_dir_fd=folder)
     finally:
         os.close(folder)
+
+
+def empty(folder: str, mode: int) -> None:
+    """Remove all that lies in it, however deep and however closed, and give it this mode. OSError otherwise.
+
+    Each folder is moved up to the top before its turn comes: so no path is too long and few are open at once.
+    What is mounted there stays.
+    """
+    mark, moved = os.urandom(16).hex(), 0
+    with _opened(folder, mode) as top:
+        device = os.fstat(top).st_dev
+        names = _drop_files(top)
+        left = [name for name in names if os.stat(name, dir_fd=top, follow_symlinks=False).st_dev == device]
+        while left:
+            name = left.pop()
+            with _opened(name, 0o700, top) as inner:
+                for child in _drop_files(inner):
+                    moved += 1
+                    left.append(f"{mark}-{moved}")
+                    with _opened(
+                        child, 0o700, inner
+                    ):  # the kernel moves no folder that may not be written to
+                        os.rename(child, left[-1], src_dir_fd=inner, dst_dir_fd=top)
+            os.rmdir(name, dir_fd=top)
+
+
+@contextlib.contextmanager
+def _opened(name: str, mode: int, parent: int | None = None) -> Iterator[int]:
+    """A folder, never a link to one, for reading; with this mode from now on."""
+    handle = os.open(name, os.O_PATH | _FOLDER, dir_fd=parent)  # which its own mode cannot refuse
+    try:
+        path = f"/proc/self/fd/{handle}"
+        if stat.S_IMODE(os.fstat(handle).st_mode) != mode:
+            os.chmod(path, mode)
+        fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    finally:
+        os.close(handle)
+    try:
+        yield fd
+    finally:
+        os.close(fd)
+
+
+def _drop_files(folder: int) -> list[str]:
+    """Remove all that is no folder; the names of those that are."""
+    folders = []
+    with os.scandir(folder) as entries:
+        for entry in entries:
+            if entry.is_dir(follow_symlinks=False):
+                folders.append(entry.name)
+            else:
+                os.unlink(entry.name, dir_fd=folder)
+    return folders

@@ -14,16 +14,18 @@ from typing import Any
 
 from .output import Kept
 
-GRACE_S = 1.0  # between interrupting a cell and killing its session
+GRACE_S = 2.0  # between interrupting a cell and killing its session
 START_S = 30.0  # for a program to be ready: afterwards the sandbox is at fault, not the program
 _PIECE = 65536
 _DRAIN = 32  # reads; a pipe holds one piece, a few more may come meanwhile
+_STATUS = 65535  # the highest wait status
 
 
 class Call:
     """One request of the harness that a program is working on."""
 
     def __init__(self, header: dict[str, Any], fresh: bool) -> None:
+        self.header = header
         self.id: int = header["id"]
         self.timeout: float = header["timeout"]
         self.flood: int = header["flood"]
@@ -49,9 +51,17 @@ class Call:
         return header, out + err
 
 
+def _small(digits: bytes) -> int | None:
+    """A number that may be a wait status; None for anything else, however long it is."""
+    number = int(digits) if digits.isdigit() and len(digits) <= 5 else None
+    return number if number is not None and number <= _STATUS else None
+
+
 class Program:
     """The supervisor's ends of one program's pipes, and what is going on in them.
 
+    marks      what a session says of itself, and may say as it likes
+    ends       what its init says of its end, where no program can write
     stream     talked with: its input ends when it is told so, its output waits for a `reader`
     finished   of out and err, those that have ended
     acks       ids of calls to be answered once its input has taken all that waits
@@ -68,15 +78,22 @@ class Program:
         self.killed = False
         self.cells = 0
         self.waiting = memoryview(b"")  # bytes still to be written to its input
-        self.status: int | None = None  # as its init saw the program end
         self._marks = b""
         theirs_in, self.input = os.pipe()
         self.out, theirs_out = os.pipe()
         self.err, theirs_err = os.pipe()
-        self.marks, theirs_marks = os.pipe()
-        self.theirs = [theirs_in, theirs_out, theirs_err, theirs_marks]
-        for fd in (self.input, self.out, self.err, self.marks):
+        self.ends, theirs_ends = os.pipe()
+        self.theirs = [theirs_in, theirs_out, theirs_err, theirs_ends]
+        self.marks = -1
+        if session is not None:
+            self.marks, theirs_marks = os.pipe()
+            self.theirs.append(theirs_marks)
+        for fd in self.descriptors():
             os.set_blocking(fd, False)
+
+    def descriptors(self) -> list[int]:
+        """Ours that are open."""
+        return [fd for fd in (self.input, self.out, self.err, self.ends, self.marks) if fd >= 0]
 
     def hand_over(self) -> None:
         """The program has its ends: drop ours of the same."""
@@ -145,7 +162,12 @@ class Program:
                     self._kept(self.call, fd).add(data)
 
     def read_marks(self) -> tuple[int | None, bool]:
-        """(exit code of the current cell if its mark came, whether the descriptor ended)."""
+        """(exit code of the current cell if its mark came, whether the descriptor ended).
+
+        Whatever a program writes there, this does not raise.
+        """
+        if self.marks < 0:
+            return None, True
         try:
             data = os.read(self.marks, 4096)
         except BlockingIOError:
@@ -155,19 +177,25 @@ class Program:
         code = None
         for line in lines:
             word, _, rest = line.partition(b" ")
-            if not rest.isdigit():
+            number = _small(rest)
+            if number is None:
                 continue
-            if word == b"exit":
-                self.status = int(rest)
-            elif self.session is not None and word == b"0":
+            if word == b"0":
                 self.ready = True
-            elif self.call is not None and word == b"%d" % self.call.number and self.session is not None:
-                code = int(rest) & 255
+            elif self.call is not None and word == b"%d" % self.call.number:
+                code = number & 255
         return code, not data
+
+    def status(self) -> int | None:
+        """The program's wait status, once its init has ended; None where it has none or was killed."""
+        try:
+            word, _, rest = os.read(self.ends, 64).rstrip().partition(b" ")
+        except BlockingIOError:
+            return None
+        return _small(rest) if word == b"exit" else None
 
     def close(self) -> None:
         """Drop every descriptor of ours."""
-        for fd in (self.input, self.out, self.err, self.marks):
-            if fd >= 0:
-                os.close(fd)
-        self.input = self.out = self.err = self.marks = -1
+        for fd in self.descriptors():
+            os.close(fd)
+        self.input = self.out = self.err = self.ends = self.marks = -1

@@ -25,13 +25,13 @@ class Host(Protocol):
     programs: dict[int, Program]
 
     def reply(self, header: Header, body: bytes = b"") -> None: ...
-    def after(self, seconds: float, then: Callable[[], None]) -> None: ...
+    def after(self, seconds: float, program: Program, then: Callable[[], None]) -> None: ...
     def start(self, header: Header, session: str | None, stream: bool = False) -> Program: ...
     def begin(self, program: Program, call: Call, body: bytes) -> None: ...
     def feed(self, program: Program) -> None: ...
     def listen(self, program: Program, fd: int) -> None: ...
     def overdue(self, program: Program, call: Call) -> None: ...
-    def end(self, programs: list[Program], then: Callable[[], None]) -> None: ...
+    def end(self, programs: list[Program], header: Header, then: Callable[[], None]) -> None: ...
 
 
 class Streams:
@@ -46,7 +46,7 @@ class Streams:
         call = Call(header, fresh=False)
         self._host.begin(program, call, b"")
         if header["timeout"] is not None:  # else it lives as long as the sandbox
-            self._host.after(call.timeout, lambda: self._host.overdue(program, call))
+            self._host.after(call.timeout, program, lambda: self._host.overdue(program, call))
 
     def do_input(self, header: Header, body: bytes) -> None:
         """More for its stdin; answered when all has been taken."""
@@ -70,12 +70,13 @@ class Streams:
         if program.pending() or header["wait"] <= 0:
             self.hand_out(program)
         else:
-            self._host.after(header["wait"], lambda: self.hand_out(program, header["id"]))
+            self._host.after(header["wait"], program, lambda: self.hand_out(program, header["id"]))
 
     def do_stop(self, header: Header, body: bytes) -> None:
         """End one; answered when it is gone."""
         program = self._started(header)
-        self._host.end([] if program is None else [program], lambda: self._host.reply({"id": header["id"]}))
+        doomed = [] if program is None else [program]
+        self._host.end(doomed, header, lambda: self._host.reply({"id": header["id"]}))
 
     def hand_out(self, program: Program, reader: int | None = None) -> None:
         """Answer the waiting reader (that one, if named) with what is there, and let the program go on."""

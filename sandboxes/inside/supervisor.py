@@ -6,22 +6,23 @@
 Many calls are in flight at once, told apart by their id; one loop serves them all, so no program can
 make another one wait. The end of the channel, of the harness process, or of the time it was given, is the end
 of the agent, and the agent's end is the end of the PID namespace: a sandbox cannot outlive its harness.
+A mistake of this file about one program ends that program, one about a request is its answer.
 """
 
 from __future__ import annotations
 
-import heapq
 import json
 import os
 import resource
 import selectors
-import shutil
 import signal
 import socket
+import stat
 import sys
 import time
+import traceback
 from collections.abc import Callable
-from typing import Any, NoReturn
+from typing import NoReturn
 
 from . import confine, files
 from .container import Ground, OutOfMemory
@@ -29,9 +30,12 @@ from .control import Control
 from .programs import GRACE_S, START_S, Call, Program
 from .spawner import Spawner, exit_code, send_job
 from .streams import OPERATIONS, Streams
+from .timers import Timers
 from .wire import Header
 
 READ, WRITE = selectors.EVENT_READ, selectors.EVENT_WRITE
+_FAILURES = {"read": "file", "write": "file", "list": "file", "reset": "reset"}  # all others: "start"
+_LONGEST_S = 3600.0  # without a look at the clock; the kernel takes no more than some weeks
 
 
 class Supervisor:
@@ -48,45 +52,54 @@ class Supervisor:
         self.programs: dict[int, Program] = {}
         self._sessions: dict[str, Program] = {}
         self._next_key = 0
-        self._timers: list[tuple[float, int, Callable[[], None]]] = []
-        self._timer_count = 0
-        self._after_exit: list[tuple[set[int], Callable[[], None]]] = []
+        self._timers = Timers()
+        self._after_exit: list[tuple[set[int], Header, Callable[[], None]]] = []
         self._from_spawner = b""
-        self._live_until = float("inf")  # monotonic
+        lifetime = settings["lifetime_s"]
+        self._live_until = float("inf") if lifetime is None else time.monotonic() + lifetime
+        # before any program could change them
+        self._modes = {folder: stat.S_IMODE(os.stat(folder).st_mode) for folder in settings["writable"]}
 
     def run(self) -> NoReturn:
         """Serve until the harness is gone."""
-        self._watch(self._spawner, self._on_spawner)
+        self._selector.register(self._spawner, READ, self._on_spawner)
         if self._settings["owner"] >= 0:
-            self._watch(self._settings["owner"], lambda _: os._exit(0))
-        if self._settings["lifetime_s"] is not None:
-            self._live_until = time.monotonic() + self._settings["lifetime_s"]
-            self._end_when_over()
+            self._selector.register(self._settings["owner"], READ, lambda _: os._exit(0))
         self._control.serve(self._selector, self._handle)
         while True:
-            for key, events in self._selector.select(self._fire_timers()):
+            for key, events in self._selector.select(self._pause()):
                 if self._selector.get_map().get(key.fd) is key:  # not dropped by an earlier one of this round
                     key.data(events)
 
     # -- plumbing ---------------------------------------------------------------------------------------
 
-    def _watch(self, handle: Any, then: Callable[[int], None], events: int = READ) -> None:
-        self._selector.register(handle, events, then)
-
     def _forget(self, fd: int) -> None:
         if fd >= 0 and fd in self._selector.get_map():
             self._selector.unregister(fd)
 
-    def after(self, seconds: float, then: Callable[[], None]) -> None:
-        """Do it then, between two rounds of the loop."""
-        self._timer_count += 1
-        heapq.heappush(self._timers, (time.monotonic() + seconds, self._timer_count, then))
+    def _serve(self, program: Program, fd: int, then: Callable[[], None], events: int = READ) -> None:
+        self._selector.register(fd, events, lambda _: self._guarded(program, then))
 
-    def _fire_timers(self) -> float | None:
-        """Run what is due; seconds until the next."""
-        while self._timers and self._timers[0][0] <= time.monotonic():
-            heapq.heappop(self._timers)[2]()
-        return max(0.0, self._timers[0][0] - time.monotonic()) if self._timers else None
+    def after(self, seconds: float, program: Program, then: Callable[[], None]) -> None:
+        """Do it then, between two rounds of the loop."""
+        self._timers.add(seconds, lambda: self._guarded(program, then))
+
+    def _guarded(self, program: Program, then: Callable[[], None]) -> None:
+        """What goes wrong there is this program's end and nobody else's."""
+        try:
+            then()
+        except Exception:
+            traceback.print_exc()
+            for fd in program.descriptors():
+                self._forget(fd)
+            self._kill(program)
+
+    def _pause(self) -> float:
+        """Run what is due; seconds until there may be more. At the end of its time, end."""
+        pause, left = self._timers.fire(), self._live_until - time.monotonic()
+        if left <= 0:
+            os._exit(0)
+        return min(pause, left, _LONGEST_S)
 
     def reply(self, header: Header, body: bytes = b"") -> None:
         """One frame to the harness."""
@@ -95,18 +108,17 @@ class Supervisor:
     def _handle(self, header: Header, body: bytes) -> None:
         who = self._streams if header["op"] in OPERATIONS else self
         handle: Callable[[Header, bytes], None] = getattr(who, "do_" + header["op"])
-        try:
-            handle(header, body)
-        except (OSError, ValueError) as error:
-            kind = "file" if header["op"] in ("read", "write", "list") else "start"
-            self.reply({"id": header["id"], "error": kind, "message": str(error)})
+        self._answered(header, lambda: handle(header, body))
 
-    def _end_when_over(self) -> None:
-        """At the end of its time, which may have been moved meanwhile."""
-        left = self._live_until - time.monotonic()
-        if left <= 0:
-            os._exit(0)
-        self.after(left, self._end_when_over)
+    def _answered(self, header: Header, work: Callable[[], None]) -> None:
+        """Work for a request, which is told what goes wrong there."""
+        try:
+            work()
+        except Exception as error:
+            if not isinstance(error, (OSError, ValueError)):
+                traceback.print_exc()
+            kind = _FAILURES.get(header["op"], "start")
+            self.reply({"id": header["id"], "error": kind, "message": str(error) or repr(error)})
 
     # -- operations -------------------------------------------------------------------------------------
 
@@ -121,26 +133,26 @@ class Supervisor:
         program = self.start(header, None)
         call = Call(header, fresh=False)
         self.begin(program, call, body)
-        self.after(call.timeout, lambda: self.overdue(program, call))
+        self.after(call.timeout, program, lambda: self.overdue(program, call))
 
     def do_cell(self, header: Header, body: bytes) -> None:
         program = self._sessions.get(header["session"])
         if program is not None and program.killed:  # on its way out: this cell is for the next one
-            self.end([program], lambda: self.do_cell(header, body))
+            self.end([program], header, lambda: self.do_cell(header, body))
             return
         fresh = program is None
         if program is None:
-            program = self._sessions[header["session"]] = self.start(header, header["session"])
-            self.after(START_S, lambda p=program: None if p.ready else self._kill(p))  # type: ignore[misc]
+            begun = program = self._sessions[header["session"]] = self.start(header, header["session"])
+            self.after(START_S, begun, lambda: None if begun.ready else self._kill(begun))
         call = Call(header, fresh)
         self.begin(program, call, body)
         if program.ready:
-            self.after(call.timeout, lambda: self.overdue(program, call))
+            self.after(call.timeout, program, lambda: self.overdue(program, call))
 
     def do_end(self, header: Header, body: bytes) -> None:
         program = self._sessions.get(header["session"])
         doomed = [] if program is None else [program]
-        self.end(doomed, lambda: self.reply({"id": header["id"]}))
+        self.end(doomed, header, lambda: self.reply({"id": header["id"]}))
 
     def do_cancel(self, header: Header, body: bytes) -> None:
         for program in list(self.programs.values()):
@@ -149,15 +161,11 @@ class Supervisor:
 
     def do_reset(self, header: Header, body: bytes) -> None:
         def wipe() -> None:
-            for folder in self._settings["writable"]:
-                for entry in os.scandir(folder):
-                    if entry.is_dir(follow_symlinks=False):
-                        shutil.rmtree(entry.path, ignore_errors=True)
-                    else:
-                        os.unlink(entry.path)
+            for folder, mode in self._modes.items():
+                files.empty(folder, mode)
             self.reply({"id": header["id"]})
 
-        self.end(list(self.programs.values()), wipe)
+        self.end(list(self.programs.values()), header, wipe)
 
     def do_read(self, header: Header, body: bytes) -> None:
         data = files.read(header["path"], header["max"], self._settings["writable"])
@@ -165,7 +173,7 @@ class Supervisor:
 
     def do_list(self, header: Header, body: bytes) -> None:
         entries = files.list_folder(header["path"], self._settings["writable"])
-        self.reply({"id": header["id"], "entries": entries})
+        self.reply({"id": header["id"]}, json.dumps(entries).encode())
 
     def do_write(self, header: Header, body: bytes) -> None:
         files.write(header["path"], body, header["mode"], self._settings["writable"])
@@ -181,15 +189,15 @@ class Supervisor:
         job = {
             "op": "spawn", "key": program.key, "argv": header.get("argv"), "env": header["env"],
             "cwd": header["cwd"], "limits": header["limits"], "cgroup": header["cgroup"],
-            "private": session is not None,
-            "uid": 0, "guard_uid": 0,
+            "private": session is not None, "uid": 0, "guard_uid": 0,
         }  # fmt: skip
         if self._ground:
             job["uid"] = self._ground.uid_for(session, list(self._sessions))
             job["guard_uid"] = self._ground.guard_uid(program.key)
         send_job(self._spawner, job, program.theirs)
         program.hand_over()
-        self._watch(program.marks, lambda _: self._on_marks(program))
+        if program.marks >= 0:
+            self._serve(program, program.marks, lambda: self._on_marks(program))
         return program
 
     def _out_of_memory(self, program: Program, number: int | None) -> bool:
@@ -212,7 +220,7 @@ class Supervisor:
     def listen(self, program: Program, fd: int) -> None:
         """Take what it writes there."""
         if fd not in self._selector.get_map():
-            self._watch(fd, lambda _: self._on_output(program, fd))
+            self._serve(program, fd, lambda: self._on_output(program, fd))
 
     def feed(self, program: Program) -> None:
         """Give it of its waiting input what it takes."""
@@ -221,7 +229,7 @@ class Supervisor:
         if done and watched:
             self._forget(program.input)
         elif not done and not watched:
-            self._watch(program.input, lambda _: self.feed(program), WRITE)
+            self._serve(program, program.input, lambda: self.feed(program), WRITE)
         if done:
             while program.acks:
                 self.reply({"id": program.acks.pop()})
@@ -249,12 +257,12 @@ class Supervisor:
             self._forget(program.marks)
         if program.ready and not was_ready and call is not None:
             call.begun = time.monotonic()
-            self.after(call.timeout, lambda: self.overdue(program, call))
+            self.after(call.timeout, program, lambda: self.overdue(program, call))
         if code is not None and call is not None:
             program.drain()
-            program.call = None
             header, output = call.result(code, None, died=False)
             self.reply(header | {"oom": self._out_of_memory(program, None)}, output)
+            program.call = None
 
     def overdue(self, program: Program, call: Call) -> None:
         """The call's deadline: stop it, unless it has ended."""
@@ -268,24 +276,21 @@ class Supervisor:
             self._kill(program)
         elif not call.interrupted:
             call.interrupted = True
-            self._signal(program, "interrupt")
-            self.after(GRACE_S, lambda: self._kill(program) if program.call is call else None)
-
-    def _signal(self, program: Program, how: str) -> None:
-        send_job(self._spawner, {"op": how, "key": program.key}, [])
+            send_job(self._spawner, {"op": "interrupt", "key": program.key}, [])
+            self.after(GRACE_S, program, lambda: self._kill(program) if program.call is call else None)
 
     def _kill(self, program: Program) -> None:
         if not program.killed and program.key in self.programs:
             program.killed = True
-            self._signal(program, "kill")
+            send_job(self._spawner, {"op": "kill", "key": program.key}, [])
 
-    def end(self, programs: list[Program], then: Callable[[], None]) -> None:
-        """Kill programs; `then` once all of them are gone."""
+    def end(self, programs: list[Program], header: Header, then: Callable[[], None]) -> None:
+        """Kill programs for a request; `then` once all of them are gone."""
         keys = {program.key for program in programs if program.key in self.programs}
         if not keys:
-            then()
+            self._answered(header, then)
             return
-        self._after_exit.append((keys, then))
+        self._after_exit.append((keys, header, then))
         for program in programs:
             self._kill(program)
 
@@ -304,25 +309,30 @@ class Supervisor:
 
     def _gone(self, program: Program, status: int) -> None:
         """Everything of this program has ended; answer whoever waits for it."""
+        self._guarded(program, lambda: self._hear_out(program))
+        told = signal.SIGKILL if program.killed else program.status()
+        for fd in program.descriptors():
+            self._forget(fd)
+        program.close()
+        if program.session is not None and self._sessions.get(program.session) is program:
+            del self._sessions[program.session]
+        if (call := program.call) is not None:
+            end = status if told is None else told
+            self._answered(call.header, lambda: self._answer_gone(program, call, end))
+        for waiting in list(self._after_exit):
+            keys, header, then = waiting
+            keys.discard(program.key)
+            if not keys:
+                self._after_exit.remove(waiting)
+                self._answered(header, then)
+
+    def _hear_out(self, program: Program) -> None:
+        """Take what it has left in its pipes."""
         self._streams.hand_out(program)
         program.read_marks()
         program.drain()
         for ack in program.acks:
             self.reply({"id": ack})
-        if not program.killed and program.status is not None:
-            status = program.status
-        for fd in (program.input, program.out, program.err, program.marks):
-            self._forget(fd)
-        program.close()
-        if program.session is not None and self._sessions.get(program.session) is program:
-            del self._sessions[program.session]
-        if program.call is not None:
-            self._answer_gone(program, program.call, 9 if program.killed else status)
-        for keys, then in list(self._after_exit):
-            keys.discard(program.key)
-            if not keys:
-                self._after_exit.remove((keys, then))
-                then()
 
     def _answer_gone(self, program: Program, call: Call, status: int) -> None:
         if program.session is not None and not program.ready:
@@ -363,6 +373,8 @@ def _prepare(settings: Header) -> Ground | None:
     confine.prctl(confine.PR_SET_DUMPABLE, 0)
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (max(soft, min(hard, 65536)), hard))
+    if settings["isolation"] == "namespaces":
+        confine.shared_files(settings["disk_mb"])
     for fd in settings["join"]:
         os.write(fd, b"0")
         os.close(fd)

@@ -58,6 +58,15 @@ async def test_a_program_is_an_unprivileged_user_in_a_read_only_image(dockerd: D
         assert seen.stderr.count(b"touch:") == 3
 
 
+async def test_a_program_changes_the_scheduling_of_its_calling_thread_only(dockerd: Dockerd) -> None:
+    # its guard has any pid, and while it ends the program, the program's uid
+    async with one(dockerd) as sandbox:
+        for whose, answer in (("0", b""), ("os.getpid()", b"PermissionError")):
+            cell = f"import os\nos.setpriority(0, {whose}, 1); os.sched_setaffinity({whose}, {{0}})"
+            assert answer in (seen := await sandbox.python(cell, session="a")).stderr
+            assert bool(seen.exit_code) == bool(answer)
+
+
 async def test_a_program_built_in_the_box_can_be_run(dockerd: Dockerd) -> None:
     async with one(dockerd) as sandbox:
         await sandbox.write("tool", b"#!/bin/sh\necho ran\n", mode=0o755)
@@ -158,6 +167,24 @@ async def test_a_killed_program_is_not_called_out_of_memory(dockerd: Dockerd) ->
         assert (result.signal, result.oom) == (9, False)
 
 
+HIDE = """
+import os, sys
+os.write(1, open("/proc/self/oom_score_adj", "rb").read())
+try: open("/proc/self/oom_score_adj", "w").write("0")
+except OSError: pass
+for _ in range(8):
+    held = os.memfd_create("held")  # of no process's own size
+    for _ in range(32): os.write(held, bytes(1 << 20))
+"""
+
+
+async def test_a_program_that_hides_its_memory_goes_before_the_agent_does(dockerd: Dockerd) -> None:
+    async with one(dockerd, **TIGHT) as sandbox:
+        hidden = await sandbox.exec(["python3", "-ISc", HIDE])
+        assert (hidden.stdout, hidden.signal, hidden.oom) == (b"1000\n", 9, True)
+        assert (await sandbox.exec(["echo", "on"])).stdout == b"on\n"
+
+
 # -- nothing of a program stays ---------------------------------------------------------------------------
 
 LEAVE = """
@@ -230,6 +257,33 @@ async def test_sessions_have_a_uid_and_a_closed_folder_each_and_leave_no_file(do
         await sandbox.end_session("a")
         left = await sandbox.exec(["sh", "-c", "ls /tmp /dev/shm; ls -d /sessions/*"])
         assert b"mine" not in left.stdout
+
+
+STICKY = "d = {!r} + '/closed'; os.mkdir(d); open(d + '/x', 'w'); os.chmod(d, 0o1777)"
+LEFT = {
+    "a sticky folder of its own": "open('x', 'w'); os.chmod('.', 0o1700)",
+    "sticky folders of everybody's": "\n".join(STICKY.format(top) for top in ("/tmp", "/dev/shm")),
+    "a deep folder": "for _ in range(1500): os.mkdir('d'); os.chdir('d')",
+    "a closed folder": "os.mkdir('d'); open('d/x', 'w'); os.chmod('d', 0); os.chmod('.', 0)",
+}
+
+
+async def test_whatever_a_session_makes_of_its_files_the_next_one_starts_and_finds_none(
+    dockerd: Dockerd,
+) -> None:
+    uids = set()
+    async with one(dockerd) as sandbox:
+        for what, code in LEFT.items():
+            cell = f"import os\nprint(os.getuid(), os.getcwd())\n{code}"
+            made = await sandbox.python(cell, session="a")
+            assert made.exit_code == 0, (what, made.text)
+            uid, folder = made.stdout.decode().split()
+            uids.add(uid)
+            await sandbox.python("os._exit(1)", session="a")
+            look = f"import os\n[os.path.exists({folder!r}), os.listdir('/tmp'), os.listdir('/dev/shm')]"
+            seen = await sandbox.python(look, session="b")
+            assert (seen.stdout, seen.stderr) == (b"[False, [], []]\n", b""), what
+    assert len(uids) == len(LEFT)  # no new one is that of another shortly before
 
 
 # -- the end of a container -------------------------------------------------------------------------------

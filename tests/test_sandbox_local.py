@@ -19,6 +19,7 @@ import pytest
 from rz_agent.sandboxes.config import SandboxConfig
 from rz_agent.sandboxes.errors import Died, FileError, Misconfigured, Unavailable
 from rz_agent.sandboxes.exec_result import ExecResult
+from rz_agent.sandboxes.inside.files import MAX_ENTRIES
 from rz_agent.sandboxes.keeper import Keeper, Reaped
 from rz_agent.sandboxes.kept import KeptSandbox
 from rz_agent.sandboxes.local import census
@@ -327,6 +328,14 @@ def test_a_file_larger_than_asked_for_is_an_error(place: Place) -> None:
         place.run(place.sandbox.read("large", max_bytes=99))
 
 
+def test_a_folder_of_more_entries_than_a_listing_may_have_is_an_error(place: Place) -> None:
+    count = str(MAX_ENTRIES + 1)
+    assert place.command("sh", "-c", f"mkdir many; cd many; seq {count} | xargs touch").exit_code == 0
+    with pytest.raises(FileError, match=f"more than {MAX_ENTRIES} entries"):
+        place.run(place.sandbox.list_dir("many"))
+    assert place.command("rm", "-r", "many").exit_code == 0
+
+
 def test_reset_stops_programs_and_drops_files_and_sessions(place: Place) -> None:
     async def scenario() -> None:
         await place.sandbox.write("old", b"x")
@@ -340,6 +349,17 @@ def test_reset_stops_programs_and_drops_files_and_sessions(place: Place) -> None
             await place.sandbox.read("old")
 
     place.run(scenario())
+
+
+def test_a_snapshot_is_bounded_by_the_disk_and_not_by_what_a_program_may_say() -> None:
+    async def scenario() -> None:
+        async with one("none", flood_bytes=100_000, output_bytes=1000) as sandbox:
+            then = os.urandom(300_000)
+            await sandbox.write("large", then)
+            await sandbox.reset(to=await sandbox.snapshot())
+            assert await sandbox.read("large") == then
+
+    asyncio.run(scenario())
 
 
 # -- the end of a sandbox -----------------------------------------------------------------------------------
@@ -592,7 +612,7 @@ def test_a_sandbox_is_found_and_killed_with_all_it_started_by_another_provider(i
             assert (info.state, info.owner) == ("running", str(Owner.here()))
             assert sandbox.id not in await other.reap()
             assert await other.kill(sandbox.id)
-            assert not running(pids)
+            assert wait_until(lambda: not running(pids), 5)
             with pytest.raises(Died):
                 await waiting
             assert not await other.kill(sandbox.id)

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
+from dataclasses import replace
+
 from ..errors import FileError
 from .place import Place
 from .promise import Topic, expect, same
@@ -34,6 +37,20 @@ async def files_are_listed_by_name_and_links_are_named_as_such(place: Place) -> 
     found = [(entry.name, entry.kind, entry.size) for entry in await sandbox.list_dir("listed")]
     wanted = [("b.txt", "file", 5), ("folder", "folder", 0), ("link", "link", 0), ("pipe", "other", 0)]
     same(found, wanted, "name, kind and size")
+
+
+@TOPIC.promise()
+async def a_listing_of_many_long_names_is_whole_or_an_error(place: Place) -> None:
+    code = (
+        "import os\nos.mkdir('many')\nfor number in range(6000):\n"
+        "  os.mknod(b'many/' + b'\\xff' * 240 + b'%d' % number)"  # no text: six characters each in JSON
+    )
+    async with place.fresh(limits=replace(place.spec.limits, disk_mb=64)) as sandbox:
+        made = await sandbox.exec(["python3", "-c", code], timeout_s=60)
+        same((made.exit_code, made.text), (0, ""), "exit code of making them")
+        with contextlib.suppress(FileError):
+            same(len(await sandbox.list_dir("many")), 6000, "entries")
+        same(await sandbox.alive(), True, "alive()")
 
 
 async def _refused(place: Place, path: str, *, max_bytes: int = 1 << 20) -> None:

@@ -84,6 +84,20 @@ for _folder in (".", "/tmp", "/dev/shm"):
     _fill(_folder)
 
 
+@TOPIC.promise("bounds_disk")
+async def empty_files_meet_a_limit_too(place: Place) -> None:
+    code = (
+        f"import errno, os, shutil\nmost = {SMALL.disk_mb << 8}\n"
+        "for top in ('.', '/tmp', '/dev/shm'):\n"
+        "  folder = os.path.join(top, 'many'); os.mkdir(folder)\n"
+        "  try:\n    for i in range(most): os.close(os.open(f'{folder}/{i}', os.O_CREAT | os.O_WRONLY))\n"
+        "  except OSError as error: print(errno.errorcode[error.errno])\n"
+        "  shutil.rmtree(folder)"
+    )
+    for result in await place.both_ways(code):
+        same(result.stdout, b"ENOSPC\n" * 3, "after as many files as there are pages")
+
+
 @TOPIC.promise()
 async def a_background_thread_that_floods_between_cells_stops_nobody(place: Place) -> None:
     flood = (
@@ -199,6 +213,28 @@ async def ptrace_unshare_mount_setns_and_clone3_are_refused(place: Place) -> Non
 
 
 @TOPIC.promise("filters_syscalls")
+async def nothing_but_itself_can_be_delayed_or_limited(place: Place) -> None:
+    code = (
+        "import ctypes, os, resource\nlibc = ctypes.CDLL(None, use_errno=True)\n"
+        "def syscall(*numbers):\n"
+        "  if libc.syscall(*numbers) < 0: raise OSError(ctypes.get_errno(), 'refused')\n"
+        "idle, idle_io = os.sched_param(0), 3 << 13\n"
+        "for call in (\n"
+        "  lambda: os.sched_setscheduler(1, os.SCHED_IDLE, idle), lambda: os.sched_setparam(1, idle),\n"
+        "  lambda: os.sched_setaffinity(1, {0}), lambda: resource.prlimit(1, resource.RLIMIT_CPU, (1, 1)),\n"
+        "  lambda: syscall(314, 1, None, 0), lambda: syscall(251, 1, 1, idle_io),\n"
+        "  lambda: syscall(251, 2, 0, idle_io), lambda: syscall(251, 3, 0, idle_io),\n"
+        "  *(lambda k=k, w=w: os.setpriority(k, w, 19) for k, w in ((0, 1), (1, 0), (1, 1), (2, 0)))):\n"
+        "  try: call(); print('DONE')\n  except PermissionError: pass\n"
+        "os.sched_setaffinity(0, os.sched_getaffinity(0)); os.sched_setscheduler(0, os.SCHED_BATCH, idle)\n"
+        "os.nice(1); os.setpriority(os.PRIO_PROCESS, 0, 2); syscall(251, 1, 0, idle_io)\n"
+        "resource.setrlimit(resource.RLIMIT_CPU, (9, 9)); print('itself')"
+    )
+    for result in await place.both_ways(code):
+        same(result.stdout, b"itself\n", f"what could be changed ({result.text[-200:]!r})")
+
+
+@TOPIC.promise("filters_syscalls")
 async def no_capability_is_left_and_none_can_be_gained(place: Place) -> None:
     code = "print([line.split() for line in open('/proc/self/status') if line[:3] in ('Cap', 'NoN', 'Sec')])"
     for result in await place.both_ways(code):
@@ -256,6 +292,18 @@ async def closing_and_scribbling_on_every_descriptor_harms_only_itself(place: Pl
     )
     await place.command(code)
     expect((await place.cell(code, timeout_s=3)).state_lost, "the session goes on without its descriptors")
+
+
+@TOPIC.promise()
+async def numbers_of_any_size_on_every_descriptor_harm_only_itself(place: Place) -> None:
+    code = (
+        "import os\nfor fd in range(3, 64):\n"
+        "  for word in (b'exit', b'0', b'1'):\n"
+        "    for number in (b'9' * 5000, b'%d' % (128 << 80), b'99999', b'-1', b'1_0'):\n"
+        "      try: os.write(fd, word + b' ' + number + b'\\n')\n      except OSError: pass\n"
+    )
+    await place.cell(code, timeout_s=3)
+    await place.cell(code + "os._exit(0)", timeout_s=3)
 
 
 @TOPIC.promise()

@@ -150,6 +150,28 @@ async def reset_stops_programs_and_drops_files_and_sessions(place: Place) -> Non
         same(await _names(sandbox), [], "what lies there afterwards")
 
 
+@TOPIC.promise()
+async def reset_drops_what_lies_deep_or_behind_a_closed_folder(place: Place) -> None:
+    code = (
+        "import os\nbox = os.getcwd()\nos.makedirs('closed/inner'); open('closed/inner/file', 'w')\n"
+        "os.chmod('closed/inner', 0o500); os.chmod('closed', 0)\n"
+        "for _ in range(1500): os.mkdir('deeper'); os.chdir('deeper')\n"
+        "os.chmod(box, 0o500)"
+    )
+    async with place.fresh() as sandbox:
+        same(
+            (await sandbox.exec(["python3", "-c", code], timeout_s=60)).exit_code,
+            0,
+            "exit code of making them",
+        )
+        running = asyncio.create_task(sandbox.exec(["sleep", "60"], timeout_s=60))
+        await asyncio.sleep(0.5)
+        await sandbox.reset()
+        await asyncio.gather(running, return_exceptions=True)
+        same(await _names(sandbox), [], "what lies there afterwards")
+        await sandbox.write("new", b"x")  # into a folder that was closed to writers
+
+
 @TOPIC.promise("snapshots")
 async def a_snapshot_brings_the_files_back(place: Place) -> None:
     async with place.fresh() as sandbox:

@@ -55,7 +55,7 @@ class Place:
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        del os.environ[VARIABLE]
+        os.environ.pop(VARIABLE, None)  # one place may be left while another of this process is open
         self._folder.cleanup()
         if self._shared is not None:
             await self._shared.close()

@@ -67,6 +67,16 @@ async def a_forged_end_mark_does_not_shift_later_cells(place: Place) -> None:
 
 
 @TOPIC.promise()
+async def a_session_cannot_say_how_it_ended(place: Place) -> None:
+    forge = (
+        "import os\nfor fd in range(3, 16):\n"
+        "  try: os.write(fd, b'exit 9\\nx')\n  except OSError: pass\nos._exit(7)"
+    )
+    result = await place.cell(forge, session="liar")
+    same((result.exit_code, result.signal, result.state_lost), (7, None, True), "code, signal, state_lost")
+
+
+@TOPIC.promise()
 async def sessions_do_not_share_their_names(place: Place) -> None:
     await place.cell("theirs = 1", session="a")
     seen = await place.cell("'theirs' in globals()", session="b")

@@ -2,7 +2,7 @@
 
 Its root file system is read-only; /box, /tmp, /dev/shm and the sessions' folders are bounded memory, and the
 volumes of its image are empty: what else could be written to would be bounded by nothing. Root in
-it is the agent, with the six capabilities that give each program a uid of its own and end it.
+it is the agent, with seven capabilities: to give each program a uid of its own, and to end it and its files.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from ..agent.boot import BOOT
+from ..inside.confine import inodes
 from ..inside.container import SESSIONS
 from ..owner import EXPIRES_LABEL, LABEL, Owner
 from ..spec import SandboxSpec
@@ -19,7 +20,8 @@ from ..tables import DockerTable
 from .image import Image
 
 # SETPCAP: to take every capability from a program, out of the set that exec could give back as well
-_CAPABILITIES = ("SETUID", "SETGID", "SETPCAP", "KILL", "CHOWN", "DAC_OVERRIDE")
+# FOWNER: to remove a session's files whatever it made of their folders
+_CAPABILITIES = ("SETUID", "SETGID", "SETPCAP", "KILL", "CHOWN", "DAC_OVERRIDE", "FOWNER")
 
 
 def labels(spec: SandboxSpec) -> Mapping[str, str]:
@@ -30,7 +32,8 @@ def labels(spec: SandboxSpec) -> Mapping[str, str]:
 
 def wish(client: Any, name: str, image: Image, spec: SandboxSpec, table: DockerTable) -> dict[str, Any]:
     """The arguments of `create_container`."""
-    bounded = dict.fromkeys(("/box", "/tmp", SESSIONS), f"size={spec.limits.disk_mb}m,exec")
+    bounds = f"size={spec.limits.disk_mb}m,nr_inodes={inodes(spec.limits.disk_mb)}"
+    bounded = {**dict.fromkeys(("/box", "/tmp", SESSIONS), f"{bounds},exec"), "/dev/shm": bounds}
     host = client.create_host_config(
         auto_remove=True,
         network_mode="none" if spec.network == "none" else "bridge",
@@ -43,7 +46,6 @@ def wish(client: Any, name: str, image: Image, spec: SandboxSpec, table: DockerT
         nano_cpus=None if spec.total.cpus is None else int(spec.total.cpus * 1e9),
         read_only=True,
         tmpfs={**dict.fromkeys(image.volumes, "ro,size=4k"), **bounded},
-        shm_size=f"{spec.limits.disk_mb}m",
         binds=[f"{there}:{inside}:ro" for there, inside in table.volumes.items()],
         runtime=table.runtime,
         log_config={"type": "none"},

@@ -17,6 +17,7 @@ import struct
 
 libc = ctypes.CDLL(None, use_errno=True)
 
+SHM_MB = 8  # of commands
 CLONE_NEWNS, CLONE_NEWIPC, CLONE_NEWUSER = 0x00020000, 0x08000000, 0x10000000
 CLONE_NEWPID, CLONE_NEWNET, CLONE_NEWCGROUP = 0x20000000, 0x40000000, 0x02000000
 MS_NOSUID, MS_NODEV, MS_NOEXEC, MS_BIND, MS_REC, MS_PRIVATE = 2, 4, 8, 0x1000, 0x4000, 0x40000
@@ -35,6 +36,16 @@ DENIED = {
     "swapoff": 168, "reboot": 169, "acct": 163, "syslog": 103, "iopl": 172, "ioperm": 173,
     "quotactl": 179, "personality": 135,
 }  # fmt: skip
+# Calls that change how a process is scheduled, or its limits: the first argument is whose ...
+OF_A_PROCESS = {
+    "sched_setparam": 142, "sched_setscheduler": 144, "sched_setattr": 314, "sched_setaffinity": 203,
+    "prlimit64": 302,
+}  # fmt: skip
+# ... or what kind of whose, by the number that means one process, and the second whose.
+OF_A_KIND = {"setpriority": (141, 0), "ioprio_set": (251, 1)}
+# of every architecture
+_LANDLOCK_CREATE, _LANDLOCK_ADD, _LANDLOCK_RESTRICT = 444, 445, 446
+_WRITE, _REFER = 1 << 1, 1 << 13  # open a file for writing; move a file to another folder
 _ALLOW, _KILL, _ERRNO = 0x7FFF0000, 0x80000000, 0x00050000
 _Instruction = tuple[int, int, int, int]
 
@@ -51,7 +62,24 @@ def _answer(value: int) -> _Instruction:
     return (0x06, 0, 0, value)
 
 
-def syscall_filter() -> bytes | None:
+def _scheduling(guarded: bool) -> list[_Instruction]:
+    """No program delays the process that is to end it, by giving that the idle class beside busy loops.
+
+    That is PID 1, which has the program's uid. A guard has any pid, and its program's uid while it ends that:
+    there a program may change nobody but its calling thread, which is 0.
+    """
+    refused = _answer(_ERRNO | errno.EPERM)
+    unless_whose = [(0x15, 1, 0, 0) if guarded else (0x15, 0, 1, 1), refused, _answer(_ALLOW)]
+    code = []
+    for number in OF_A_PROCESS.values():
+        code += [_jump_equal(number, 0, 4), _load(16), *unless_whose]
+    for number, process in OF_A_KIND.values():
+        code += [_jump_equal(number, 0, 7), _load(16), _jump_equal(process, 1, 0), refused]
+        code += [_load(24), *unless_whose]
+    return code
+
+
+def syscall_filter(*, guarded: bool = False) -> bytes | None:
     """The classic BPF program, or None on a machine whose call numbers are not known here."""
     if platform.machine() != "x86_64":
         return None
@@ -61,6 +89,7 @@ def syscall_filter() -> bytes | None:
     ]  # fmt: skip
     for number in DENIED.values():
         code += [_jump_equal(number, 0, 1), _answer(_ERRNO | errno.EPERM)]
+    code += _scheduling(guarded)
     # clone3 hides its flags in memory: refuse it, the C library then falls back to clone
     code += [_jump_equal(435, 0, 1), _answer(_ERRNO | errno.ENOSYS)]
     # clone with a namespace flag
@@ -112,9 +141,30 @@ def mount(source: str, target: str, kind: str, flags: int, data: str = "") -> No
     _check(done, f"mount {target}")
 
 
+def inodes(disk_mb: int) -> int:
+    """As many as there are pages: what is empty takes memory too, which a bound in bytes does not count."""
+    return disk_mb << 8
+
+
+def _bounded_files(folder: str, disk_mb: int) -> None:
+    bounds = f"size={disk_mb}m,nr_inodes={inodes(disk_mb)},mode=0755"
+    mount("tmpfs", folder, "tmpfs", MS_NOSUID | MS_NODEV, bounds)
+
+
+def shared_files(disk_mb: int) -> None:
+    """A mount namespace of this process and its children, with a bounded tmpfs in each folder of commands.
+
+    Not bubblewrap's: that bounds no inodes.
+    """
+    unshare(CLONE_NEWNS)
+    mount("none", "/", "none", MS_REC | MS_PRIVATE)
+    for folder, size in (("/box", disk_mb), ("/tmp", disk_mb), ("/dev/shm", SHM_MB)):
+        _bounded_files(folder, size)
+
+
 def private_files(disk_mb: int) -> None:
     """One bounded tmpfs of this mount namespace's own behind /box, /tmp and /dev/shm."""
-    mount("tmpfs", "/tmp", "tmpfs", MS_NOSUID | MS_NODEV, f"size={disk_mb}m,mode=0755")
+    _bounded_files("/tmp", disk_mb)
     for name, target in (("box", "/box"), ("shm", "/dev/shm"), ("tmp", "/tmp")):
         os.mkdir("/tmp/" + name)
         mount("/tmp/" + name, target, "none", MS_BIND)
@@ -147,7 +197,10 @@ def join_cgroups(folders: list[int], name: str) -> None:
 
 
 def first_victim() -> None:
-    """When memory runs out this process goes before the agent does."""
+    """When memory runs out this process goes before the agent does.
+
+    A program may take that back, unless /proc is closed to it (`only_read_proc`).
+    """
     with open("/proc/self/oom_score_adj", "w") as handle:
         handle.write("1000")
 
@@ -222,6 +275,29 @@ def drop_capabilities() -> None:
 def no_new_privileges() -> None:
     """set-user-ID programs no longer gain anything."""
     prctl(PR_SET_NO_NEW_PRIVS, 1)
+
+
+def only_read_proc() -> bool:
+    """This process and all that it starts write to nothing in /proc; needs `no_new_privileges`.
+
+    By Landlock: a rule for every folder but that one. Whether the kernel has it: its first version, of Linux
+    5.13 to 5.18, would refuse to move a file from folder to folder as well.
+    """
+    if libc.syscall(_LANDLOCK_CREATE, None, 0, 1) < 2:
+        return False
+    rules = libc.syscall(_LANDLOCK_CREATE, struct.pack("Q", _WRITE | _REFER), 8, 0)
+    if rules < 0:
+        _check(rules, "landlock_create_ruleset")
+    with os.scandir("/") as entries:
+        for path in [entry.path for entry in entries if entry.is_dir(follow_symlinks=False)]:
+            if path != "/proc":
+                folder = os.open(path, os.O_PATH)
+                below = struct.pack("=Qi", _WRITE | _REFER, folder)
+                _check(libc.syscall(_LANDLOCK_ADD, rules, 1, below, 0), f"landlock_add_rule {path}")
+                os.close(folder)
+    _check(libc.syscall(_LANDLOCK_RESTRICT, rules, 0), "landlock_restrict_self")
+    os.close(rules)
+    return True
 
 
 def install(program: bytes) -> None:

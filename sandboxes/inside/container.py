@@ -14,13 +14,12 @@ from __future__ import annotations
 import contextlib
 import os
 import random
-import shutil
 import signal
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, NoReturn
 
-from . import confine
+from . import confine, files
 from .family import Family
 
 SESSIONS = "/sessions"  # a folder for each session, closed to all others
@@ -36,19 +35,28 @@ class Ground:
         blocks = confine.mapped_uids() // (2 * _BLOCK)
         self.uid = 2 * _BLOCK * random.SystemRandom().randrange(blocks // 2, blocks)
         self._sessions: dict[str, int] = {}
+        self._given = 0
         # an image's folder gives its mode to what is mounted over it
         for folder, mode in ((writable[0], 0o755), (SESSIONS, 0o711), ("/tmp", 0o1777), ("/dev/shm", 0o1777)):
             os.chmod(folder, mode)
         os.chown(writable[0], self.uid, self.uid)
 
     def uid_for(self, session: str | None, living: Sequence[str]) -> int:
-        """Of commands, or of a session: no other one of the `living` has it."""
+        """Of commands, or of a session: one that no other has, and that was not another's shortly before."""
         if session is None:
             return self.uid
         self._sessions = {name: uid for name, uid in self._sessions.items() if name in living}
-        taken = set(self._sessions.values())
-        free = (uid for uid in range(self.uid + 1, self.uid + _BLOCK) if uid not in taken)
-        return self._sessions.setdefault(session, next(free))
+        if session not in self._sessions:
+            self._sessions[session] = self._unused_uid()
+        return self._sessions[session]
+
+    def _unused_uid(self) -> int:
+        for _ in range(1, _BLOCK):
+            self._given = self._given % (_BLOCK - 1) + 1
+            uid = self.uid + self._given
+            if uid not in self._sessions.values() and not os.path.exists(f"{SESSIONS}/{uid}"):
+                return uid
+        raise OSError(f"all of the {_BLOCK - 1} uids for sessions are in use: end sessions, or the sandbox")
 
     def guard_uid(self, key: int) -> int:
         """One for the guard of a program."""
@@ -124,17 +132,21 @@ def _private_folder(uid: int) -> str:
 
 
 def _forget_files(uid: int) -> None:
-    """Remove what a session has left in folders that all may write to."""
-    shutil.rmtree(f"{SESSIONS}/{uid}", ignore_errors=True)
-    for top in ("/tmp", "/dev/shm"):
-        for _, folders, files, here in os.fwalk(top, topdown=False):
-            for name in files:
-                _remove(os.unlink, name, here, uid)
-            for name in folders:
-                _remove(os.rmdir, name, here, uid)
+    """Remove a session's folder, and what it has made in those that all may write to.
+
+    What it has put into a folder of somebody else is left to that one.
+    """
+    for top in (SESSIONS, "/tmp", "/dev/shm"):
+        with os.scandir(top) as entries:
+            for entry in list(entries):
+                with contextlib.suppress(OSError):  # others may remove theirs meanwhile
+                    if entry.stat(follow_symlinks=False).st_uid == uid:
+                        _remove(entry)
 
 
-def _remove(how: Callable[..., None], name: str, here: int, uid: int) -> None:
-    with contextlib.suppress(OSError):
-        if os.stat(name, dir_fd=here, follow_symlinks=False).st_uid == uid:
-            how(name, dir_fd=here)
+def _remove(entry: os.DirEntry[str]) -> None:
+    if entry.is_dir(follow_symlinks=False):
+        files.empty(entry.path, 0o700)
+        os.rmdir(entry.path)
+    else:
+        os.unlink(entry.path)

@@ -34,7 +34,7 @@ from . import confine, container, session
 from .wire import NOT_PRELOADED
 
 Job = dict[str, Any]
-DESCRIPTORS = 4  # input, stdout, stderr, marks
+DESCRIPTORS = 5  # input, stdout, stderr, its end as the init tells it, a session's marks
 
 
 def _read(channel: socket.socket, count: int) -> bytes:
@@ -161,7 +161,7 @@ class Spawner:
         self._cgroups: list[int] = settings["cgroups"]
         self._preload: list[str] = settings["preload"]
         self._bundle: str = settings["bundle"]
-        self._filter = confine.syscall_filter()
+        self._filter = confine.syscall_filter(guarded=self._guarded)
         self._pids: dict[int, int] = {}  # program key -> its init
         self._own_pids = os.open("/proc/self/ns/pid", os.O_RDONLY) if self._isolated else -1
 
@@ -335,7 +335,7 @@ class Spawner:
     def _start(self, job: Job, fds: list[int]) -> NoReturn:
         argv: list[str] | None = job["argv"]
         if argv is None:
-            place([os.open(os.devnull, os.O_RDONLY), fds[1], fds[2], fds[0], fds[3]])
+            place([os.open(os.devnull, os.O_RDONLY), fds[1], fds[2], fds[0], fds[4]])
             os.set_inheritable(3, False)
             os.set_inheritable(4, False)
         else:
@@ -368,5 +368,7 @@ class Spawner:
         if self._isolated or self._guarded:
             confine.drop_capabilities()
         confine.no_new_privileges()
-        if (self._isolated or self._guarded) and self._filter is not None:
-            confine.install(self._filter)
+        if self._isolated or self._guarded:
+            confine.only_read_proc()
+            if self._filter is not None:
+                confine.install(self._filter)

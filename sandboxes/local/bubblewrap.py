@@ -3,7 +3,7 @@
 Three leaks are closed here. The agent's parent is bubblewrap, and its environment is readable inside as
 /proc/1/environ: so it is started with two variables and nothing of ours. A root harness drops to a uid of
 the sandbox's own first: a user namespace alone leaves the kernel uid 0, which owns /etc/shadow. And the
-device folder is read-only with a bounded /dev/shm: it would be an unbounded place for files.
+device folder is read-only: it would be an unbounded place for files.
 """
 
 from __future__ import annotations
@@ -56,10 +56,11 @@ def outermost(folders: Sequence[str]) -> list[str]:
     return [f for f in unique if not any(f != g and f.startswith(g.rstrip("/") + "/") for g in unique)]
 
 
-def command(
-    binary: str, *, read_only: Sequence[str], disk_mb: int, files: dict[str, int], info_fd: int
-) -> list[str]:
-    """bubblewrap's arguments up to the program. `files`: path inside -> descriptor of its content."""
+def command(binary: str, *, read_only: Sequence[str], files: dict[str, int], info_fd: int) -> list[str]:
+    """bubblewrap's arguments up to the program. `files`: path inside -> descriptor of its content.
+
+    Folders to write to are empty and read-only: the agent mounts over each (`confine.shared_files`).
+    """
     args = [binary, *(f"--unshare-{kind}" for kind in _UNSHARE)]
     args += ["--uid", "0", "--gid", "0", "--hostname", "sandbox", "--new-session", "--cap-drop", "ALL"]
     for capability in _CAPABILITIES:
@@ -75,9 +76,7 @@ def command(
         args += ["--ro-bind-try", path, path]
     for path, fd in files.items():
         args += ["--perms", "0444", "--ro-bind-data", str(fd), path]
-    size = str(disk_mb << 20)
-    args += ["--proc", "/proc", "--dev", "/dev", "--size", str(8 << 20), "--tmpfs", "/dev/shm"]
-    args += ["--remount-ro", "/dev", "--size", size, "--tmpfs", "/box", "--size", size, "--tmpfs", "/tmp"]
+    args += ["--proc", "/proc", "--dev", "/dev", "--remount-ro", "/dev", "--dir", "/box", "--dir", "/tmp"]
     return [*args, "--remount-ro", "/", "--chdir", "/box", "--info-fd", str(info_fd)]
 
 

@@ -222,9 +222,7 @@ class LocalProvider:
         if not self._isolated:
             return agent
         shown = self._shown(ground.interpreter)
-        outer = bubblewrap.command(
-            ground.binary, read_only=shown, disk_mb=spec.limits.disk_mb, files=files, info_fd=info_fd
-        )
+        outer = bubblewrap.command(ground.binary, read_only=shown, files=files, info_fd=info_fd)
         return [*outer, *agent]
 
     def _settings(
@@ -240,6 +238,7 @@ class LocalProvider:
             "bundle": ground.archive,
             "lifetime_s": spec.lifetime_s,
             "writable": list(sandbox.folders),
+            "disk_mb": spec.limits.disk_mb,
         }
 
     # -- about all of them ------------------------------------------------------------------------------

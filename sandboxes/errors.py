@@ -1,8 +1,13 @@
-"""What the place did wrong, never the program in it. `blame` says who acts: the run, or a person.
+"""Why a call on a sandbox has no answer. `blame` says whose doing that is, and so what the episode becomes.
 
 SandboxError
-  blame "config"   Misconfigured, Unavailable, Unsupported
-  blame "infra"    CreateError, RateLimited, QuotaExceeded, Died, CallTimeout, FileError
+  blame "config"    Misconfigured, Unavailable, Unsupported          a person must change something
+  blame "infra"     CreateError, RateLimited, QuotaExceeded, Died, CallTimeout     the episode is masked
+  blame "program"   FileError, Died with that blame                  the episode ends and is scored
+
+Who runs the programs answers for the last kind: the file that was to be there is not, or the programs ended
+what was to be talked with (the X server of their desktop, say) in a sandbox that lives and answers. Masking
+such an episode would let a policy choose which of its episodes count.
 """
 
 from __future__ import annotations
@@ -11,14 +16,15 @@ from typing import Literal
 
 from ..errors import RzError
 
-Blame = Literal["infra", "config"]
-DeathCause = Literal["killed", "oom", "expired", "closed", "lost"]
+Blame = Literal["infra", "config", "program"]
+DeathCause = Literal["killed", "oom", "expired", "closed", "lost", "ended"]
 
 
 class SandboxError(RzError):
-    """The place failed, not the program in it.
+    """The call has no answer.
 
-    blame        "infra": the episode is masked; "config": a person must change something
+    blame        "infra": the place failed, the episode is masked; "config": a person must change something;
+                 "program": what runs in the sandbox did it
     retryable    whether the same call on a new sandbox may succeed
     retry_after  seconds to wait first, if the provider said so
     """
@@ -72,17 +78,28 @@ class QuotaExceeded(SandboxError):
 
 
 class Died(SandboxError):
-    """The sandbox is gone. Raised to every waiter; a new one can be made."""
+    """The sandbox is gone, or its desktop. Raised to every waiter; a new one can be made.
+
+    cause   "ended": the programs on a desktop ended it, or it answers nonsense; the sandbox around it lives
+    """
 
     retryable = True
 
-    def __init__(self, message: str, *, provider: str, sandbox_id: str, cause: DeathCause) -> None:
-        self.cause, self._message = cause, message
+    def __init__(
+        self, message: str, *, provider: str, sandbox_id: str, cause: DeathCause, blame: Blame = "infra"
+    ) -> None:
+        self.cause, self.blame, self._message = cause, blame, message
         super().__init__(message, provider=provider, sandbox_id=sandbox_id)
 
     def again(self) -> Died:
         """An equal error for one more waiter: a raised exception object must not be shared."""
-        copy = Died(self._message, provider=self.provider, sandbox_id=self.sandbox_id, cause=self.cause)
+        copy = Died(
+            self._message,
+            provider=self.provider,
+            sandbox_id=self.sandbox_id,
+            cause=self.cause,
+            blame=self.blame,
+        )
         copy.__cause__ = self.__cause__
         return copy
 
@@ -95,3 +112,5 @@ class CallTimeout(SandboxError):
 
 class FileError(SandboxError):
     """A path in the sandbox cannot be read or written. An answer about the program's files: not retryable."""
+
+    blame: Blame = "program"

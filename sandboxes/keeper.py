@@ -147,7 +147,7 @@ class Keeper:
                 undo.callback(self._ledger.forget, entry)
                 inner = await self._patiently(self._labelled(spec))
             undo.pop_all()
-        return self._keep(inner, entry, slot, spec.lifetime_s)
+        return await self._keep(inner, entry, slot, spec.lifetime_s)
 
     def _intend(self, spec: SandboxSpec) -> Entry:
         try:
@@ -160,8 +160,11 @@ class Keeper:
                 lifetime_s=spec.lifetime_s,
             )
         except OSError as error:
-            message = f"it cannot be written down, so it is not made: {error}\n  Make room on that disk."
-            raise CreateError(message, provider=self.provider.name) from error
+            raise self._unwritten(error) from error
+
+    def _unwritten(self, error: OSError) -> CreateError:
+        message = f"it cannot be written down, so it is not made: {error}\n  Make room on that disk."
+        return CreateError(message, provider=self.provider.name)
 
     def _labelled(self, spec: SandboxSpec) -> SandboxSpec:
         expires = str(int(time.time() + spec.lifetime_s))
@@ -186,8 +189,12 @@ class Keeper:
 
     # -- keeping ----------------------------------------------------------------------------------------
 
-    def _keep(self, inner: Sandbox, entry: Entry, slot: Slot, lifetime_s: float) -> KeptSandbox:
-        books = entry
+    async def _keep(self, inner: Sandbox, entry: Entry, slot: Slot, lifetime_s: float) -> KeptSandbox:
+        try:
+            books = self._ledger.complete(entry, inner.id)
+        except OSError as error:
+            await self._let_go(inner, entry, slot)
+            raise self._unwritten(error) from error
 
         def renewed(ttl_s: float) -> None:
             nonlocal books
@@ -200,7 +207,6 @@ class Keeper:
 
         kept = self._open[inner.id] = self._wrapped(inner, end, renewed)
         heartbeat = Heartbeat(kept.keepalive, lifetime_s, name=inner.id)
-        books = self._ledger.complete(entry, inner.id)
         return kept
 
     def _wrapped(self, inner: Sandbox, end: End, renewed: Callable[[float], None]) -> KeptSandbox:

@@ -106,8 +106,12 @@ class Ledger:
         path = self._path(entry.token)
         path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
         draft = path.with_suffix(f".{os.getpid()}.draft")
-        draft.write_text(json.dumps(asdict(entry)))
-        draft.replace(path)
+        try:
+            draft.write_text(json.dumps(asdict(entry)))
+            draft.replace(path)
+        except OSError:
+            draft.unlink(missing_ok=True)
+            raise
 
     def _read_all(self) -> Iterator[Entry]:
         for path in self._folder().glob("*.json"):

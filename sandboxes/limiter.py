@@ -40,7 +40,7 @@ class Slot:
         handle, self._handle = self._handle, -1
         if handle >= 0:
             os.close(handle)
-            self._slots.freed.set()
+            self._slots.one_was_freed()
 
 
 class Slots:
@@ -50,7 +50,8 @@ class Slots:
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         self._folder, self.size = folder, size
         self._turn = asyncio.Lock()
-        self.freed = asyncio.Event()
+        self._freed = asyncio.Event()
+        self._patience: dict[asyncio.Timeout, float] = {}  # s, of those who wait
 
     @property
     def wanted(self) -> bool:
@@ -69,15 +70,33 @@ class Slots:
     async def take(self, patience_s: float | None = None) -> Slot:
         """A slot, after those who asked before in this process.
 
-        TimeoutError when it is one's turn and none is free for `patience_s`.
+        TimeoutError when none was freed for `patience_s`, be it one's turn or not.
         """
-        async with self._turn, asyncio.timeout(patience_s):
-            while (slot := self.take_free()) is None:
-                self.freed.clear()
-                with contextlib.suppress(TimeoutError):
-                    async with asyncio.timeout(LOOK_AGAIN_S * random.uniform(0.5, 1.0)):
-                        await self.freed.wait()
-            return slot
+        async with asyncio.timeout(patience_s) as clock:
+            if patience_s is not None:
+                self._patience[clock] = patience_s
+            try:
+                async with self._turn:
+                    slot = await self._next()
+            finally:
+                self._patience.pop(clock, None)
+        self.one_was_freed()  # perhaps by another process, which cannot say so
+        return slot
+
+    async def _next(self) -> Slot:
+        while (slot := self.take_free()) is None:
+            self._freed.clear()
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(LOOK_AGAIN_S * random.uniform(0.5, 1.0)):
+                    await self._freed.wait()
+        return slot
+
+    def one_was_freed(self) -> None:
+        """Look for it, and whoever waits goes on waiting as long as at first."""
+        self._freed.set()
+        for clock, patience_s in self._patience.items():
+            if not clock.expired():
+                clock.reschedule(asyncio.get_running_loop().time() + patience_s)
 
     @contextlib.asynccontextmanager
     async def held(self) -> AsyncIterator[None]:

@@ -6,7 +6,8 @@
 
 Invariant: what the *program* did (exit code, timeout, out of memory, flood of output) is an `ExecResult`;
 what the *place* did (could not start, died, does not answer) is a `SandboxError`. An error with
-blame="infra" makes the episode invalid: masked from the loss, never reward 0.
+blame="infra" makes the episode invalid: masked from the loss, never reward 0. One with blame="program" is the
+program's doing after all: a file that is not there, a desktop that it ended.
 Waits: a caller for its own program, at most `timeout_s` and a fixed grace; no caller for another one.
 """
 
@@ -130,7 +131,10 @@ class Sandbox(Protocol):
         ...
 
     async def list_dir(self, path: str) -> list[FileEntry]:
-        """What lies in a folder of its own writable ones, by name; `FileError` for anything else."""
+        """What lies in a folder of its own writable ones, by name; `FileError` for anything else.
+
+        A provider may refuse a folder of more than 10,000 entries in the same way: a program can read those.
+        """
         ...
 
     async def snapshot(self) -> Snapshot:

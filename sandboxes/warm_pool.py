@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import contextvars
 from collections.abc import Awaitable, Callable
 
 from .errors import SandboxError
@@ -47,7 +48,10 @@ class WarmPool:
     def refill(self, spec: SandboxSpec) -> None:
         """See to it that some of this spec are ready, in the background."""
         if self._size and spec.key not in self._filling:
-            task = asyncio.create_task(self._fill(spec), name=f"warm {spec.key}")
+            # Of an empty context: the deadlines around who sets it off do not stand still for it.
+            task = asyncio.create_task(
+                self._fill(spec), name=f"warm {spec.key}", context=contextvars.Context()
+            )
             self._filling[spec.key] = task
             task.add_done_callback(lambda _: self._filling.pop(spec.key, None))
 

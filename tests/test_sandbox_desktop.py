@@ -5,6 +5,8 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import re
+import tracemalloc
+import zlib
 from collections.abc import AsyncIterator, Callable
 
 import pytest
@@ -27,6 +29,7 @@ from rz_agent.sandboxes.desktop.actions import (
 )
 from rz_agent.sandboxes.desktop.desktop import Accessible, Desktop
 from rz_agent.sandboxes.desktop.provider import DesktopProvider
+from rz_agent.sandboxes.desktop.screen import Screen
 from rz_agent.sandboxes.errors import Misconfigured, Unsupported
 from rz_agent.sandboxes.local.provider import LocalProvider
 from rz_agent.sandboxes.spec import SandboxSpec
@@ -171,6 +174,19 @@ async def test_a_screenshot_shows_exactly_what_is_on_the_screen_change_after_cha
         assert (shot.mode, shot.size) == ("RGB", (1280, 800))
         left, right = (COLOURS[number % len(COLOURS)].to_bytes(3) for number in (done, 0))
         assert shot.tobytes() == (left * 640 + right * 640) * 800
+
+
+async def test_pixels_are_not_unpacked_beyond_the_size_of_the_screen() -> None:
+    screen, bomb = Screen((64, 48)), zlib.compress(bytes(64 << 20))
+    answer = {"number": 1, "width": 64, "height": 48, "step": 4096, "bands": [0, 4096, 8192]}
+    assert screen.update(answer, zlib.compress(bytes(64 * 48 * 4))).getextrema() == ((0, 0),) * 3
+    tracemalloc.start()
+    try:
+        with pytest.raises(ValueError, match="other than 12288 bytes of pixels"):
+            screen.update(answer, bomb)
+        assert tracemalloc.get_traced_memory()[1] < 1 << 20
+    finally:
+        tracemalloc.stop()
 
 
 async def test_a_cancelled_look_leaves_the_next_one_right(desktop: Desktop) -> None:

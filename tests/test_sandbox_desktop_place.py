@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import io
 import subprocess
 import sys
-from collections.abc import Iterator
+import zipfile
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -14,22 +16,27 @@ from desktops import NEEDS, SETTLE_S, another, content, paint, window
 from dockerd import Dockerd
 from painter import COLOURS
 from rz_agent.sandboxes.config import SandboxConfig
-from rz_agent.sandboxes.desktop.actions import Click, Type, Wait
+from rz_agent.sandboxes.desktop import hand
+from rz_agent.sandboxes.desktop.actions import Click, Move, Type, Wait
+from rz_agent.sandboxes.desktop.desktop import Desktop
 from rz_agent.sandboxes.desktop.kept import KeptDesktop
 from rz_agent.sandboxes.desktop.provider import DesktopProvider
+from rz_agent.sandboxes.desktop.sandbox import DesktopSandbox
 from rz_agent.sandboxes.errors import Died, FileError, Misconfigured, Unavailable
+from rz_agent.sandboxes.inside.wire import pack
 from rz_agent.sandboxes.keeper import Keeper
 from rz_agent.sandboxes.ledger import Ledger
 from rz_agent.sandboxes.local.provider import LocalProvider
 from rz_agent.sandboxes.pool import SandboxPool
 from rz_agent.sandboxes.registry import make_provider
+from rz_agent.sandboxes.sandbox import Sandbox
 from rz_agent.sandboxes.spec import SandboxSpec
 from rz_agent.sandboxes.tables import DesktopTable, LocalTable
 
 pytestmark = [pytest.mark.anyio, *NEEDS]
 
 
-@pytest.fixture
+@pytest.fixture(scope="module")
 def anyio_backend() -> str:
     return "asyncio"
 
@@ -68,17 +75,149 @@ async def test_a_reset_makes_a_new_desktop_and_keeps_the_files_of_a_snapshot() -
         assert (await desktop.screenshot()).getextrema() == ((0, 0),) * 3  # black
 
 
-async def test_a_desktop_that_its_programs_have_ended_has_died_and_can_be_reset() -> None:
-    async with another(DesktopTable()) as desktop:
-        await desktop.launch(["sh", "-c", "sleep 0.5; kill -9 -1"])
-        await desktop.act(Wait(1.5))
-        with pytest.raises(Died, match="its desktop ended"):
+# what a program does, and what a call on the desktop says then
+ENDS = (
+    ("sleep 0.2; kill -9 -1", "its desktop ended with status 137"),
+    ("sleep 0.2; kill -STOP $PPID", "the desktop did not answer to 'screenshot' in 0.5 s"),
+)
+
+
+async def test_a_desktop_that_its_programs_have_ended_or_stopped_has_died_by_them_and_can_be_reset(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    under = LocalProvider(LocalTable())
+    async with await DesktopProvider(DesktopTable(), under).create(SandboxSpec()) as desktop:
+        for script, words in ENDS:
+            with monkeypatch.context() as patch:
+                patch.setattr(hand, "ANSWER_S", 0.5)
+                await desktop.launch(["sh", "-c", script])
+                await desktop.act(Wait(0.7))
+                with pytest.raises(Died, match=words) as caught:
+                    await desktop.screenshot()
+            assert (caught.value.blame, caught.value.cause) == ("program", "ended")
+            assert not await desktop.alive()
+            assert (await desktop.exec(["echo", "still here"])).stdout == b"still here\n"
+            await desktop.reset()
+            assert await desktop.alive()
+            assert await desktop.windows() == []
+        await under.kill(desktop.id)
+        with pytest.raises(Died) as caught:
             await desktop.screenshot()
-        assert not await desktop.alive()
-        assert (await desktop.exec(["echo", "still here"])).stdout == b"still here\n"
-        await desktop.reset()
-        assert await desktop.alive()
-        assert await desktop.windows() == []
+        assert caught.value.blame == "infra"
+    await under.aclose()
+
+
+FORGE = """
+import os, sys
+for pid in filter(str.isdigit, os.listdir("/proc")):
+    if "memfd_create" in open(f"/proc/{pid}/cmdline").read():
+        for end in "fd/0", "fd/1", "mem":
+            try:
+                os.open(f"/proc/{pid}/{end}", os.O_WRONLY)
+                print("opened", end, flush=True)
+            except PermissionError:
+                print("refused", end, flush=True)
+print("end", flush=True)
+"""
+
+
+async def test_programs_cannot_speak_for_the_desktop() -> None:
+    async with another(DesktopTable()) as desktop:
+        await desktop.write("forge.py", FORGE.encode())
+        await desktop.launch(["sh", "-c", "python3 forge.py > said 2>&1"])
+        said = (await content(desktop, "said", "end\n")).splitlines()
+    assert said == ["refused fd/0", "refused fd/1", "refused mem", "end"]
+
+
+# -- nonsense -----------------------------------------------------------------------------------------------
+
+LIAR = """
+import os, struct, sys, time
+def main(settings):
+    os.write(1, struct.pack(">I", 17) + b'{"id": 0, "n": 0}')
+    os.read(0, 65536)
+    os.write(1, {says!r})
+    time.sleep(600)
+"""
+SIZE = (64, 48)
+
+
+def liar(says: bytes) -> bytes:
+    """An archive like `archive.build`, of a program that says this whatever it is asked first."""
+    buffer, place = io.BytesIO(), "rz_agent"
+    with zipfile.ZipFile(buffer, "w") as bundle:
+        for part in ("", "/sandboxes", "/desktop", "/inside"):
+            place += part
+            bundle.writestr(f"{place}/__init__.py", "")
+        bundle.writestr(f"{place}/main.py", LIAR.replace("{says!r}", repr(says)))
+    return buffer.getvalue()
+
+
+@pytest.fixture(scope="module")
+async def around(anyio_backend: str) -> AsyncIterator[Sandbox]:
+    provider = LocalProvider(LocalTable(isolation="none"))
+    yield await provider.create(SandboxSpec())
+    await provider.aclose()
+
+
+def node(**other: object) -> dict[str, object]:
+    return {"role": "", "name": "", "box": None, "states": [], "text": "", "children": [], **other}
+
+
+def shot(**other: object) -> bytes:
+    right = {"id": 1, "width": 64, "height": 48, "step": 4096, "bands": [0], "number": 1}
+    return pack(right | other, b"no zlib")
+
+
+def tree(root: object) -> bytes:
+    return pack({"id": 1, "tree": {"root": root, "complete": True}})
+
+
+def framed(text: bytes) -> bytes:
+    return len(text).to_bytes(4) + text
+
+
+Ask = Callable[[Desktop], Awaitable[object]]
+NONSENSE: dict[str, tuple[Ask, bytes]] = {
+    "no frame": (lambda d: d.windows(), b"Hello, world"),
+    "no JSON": (lambda d: d.windows(), framed(b"{{{")),
+    "no object": (lambda d: d.windows(), framed(b"[]")),
+    "nesting without end": (lambda d: d.windows(), framed(b"[" * 100_000)),
+    "no length": (lambda d: d.windows(), framed(b'{"id": 1}')),
+    "a body without end": (lambda d: d.windows(), framed(b'{"id": 1, "n": 1125899906842624}')),
+    "less than no body": (lambda d: d.windows(), framed(b'{"id": 1, "n": -1}')),
+    "no number": (lambda d: d.windows(), pack({"windows": []})),
+    "the number of no request": (lambda d: d.windows(), pack({"id": 2, "windows": []})),
+    "an error": (lambda d: d.act(Move(1, 1)), pack({"id": 1, "error": "forged"})),
+    "no windows": (lambda d: d.windows(), pack({"id": 1, "windows": [{"a": 1}]})),
+    "half a character": (
+        lambda d: d.windows(),
+        pack({"id": 1, "windows": [{"id": 1, "title": "\ud800", "box": [0] * 4, "active": True, "pid": 0}]}),
+    ),
+    "no pid": (lambda d: d.launch(["x"]), pack({"id": 1, "pid": "1"})),
+    "no tree": (lambda d: d.a11y(), tree([])),
+    "a box of two": (lambda d: d.a11y(), tree(node(box=[1, 2]))),
+    "another screen": (lambda d: d.screenshot(), shot(width=30000)),
+    "no bands": (lambda d: d.screenshot(), shot(bands=None)),
+    "bands outside": (lambda d: d.screenshot(), shot(bands=[1 << 30])),
+    "one band again and again": (lambda d: d.screenshot(), shot(bands=[0, 0])),
+    "no pixels": (lambda d: d.screenshot(), shot()),
+}
+
+
+@pytest.mark.parametrize("name", NONSENSE)
+async def test_whatever_a_desktop_answers_it_has_died_by_its_programs(around: Sandbox, name: str) -> None:
+    ask, says = NONSENSE[name]
+    desktop = DesktopSandbox(around, DesktopTable(a11y=True), SIZE, liar(says))
+    await desktop.open()
+    async with asyncio.timeout(10):
+        with pytest.raises(Died) as caught:
+            await ask(desktop)
+        assert (caught.value.blame, caught.value.cause) == ("program", "ended")
+        assert "ended with status" not in str(caught.value)
+        with pytest.raises(Died) as again:
+            await desktop.screenshot()
+        assert again.value.blame == "program"
 
 
 async def test_nothing_of_a_closed_desktop_is_left() -> None:
@@ -95,6 +234,11 @@ async def test_a_program_that_is_not_there_is_named() -> None:
     async with another(DesktopTable()) as desktop:
         with pytest.raises(Misconfigured, match="mousepat"):
             await desktop.launch(["mousepat"])
+        with pytest.raises(FileError, match="/box/tool"):
+            await desktop.launch(["/box/tool"])
+        with pytest.raises(FileError, match="/box/folder"):
+            await desktop.launch(["true"], cwd="/box/folder")
+        assert await desktop.alive()
     with pytest.raises(Misconfigured, match=r"sandbox\.desktop\.python = 'python2'"):
         async with another(DesktopTable(python="python2")):
             pass

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import errno
 import json
 import os
 import signal
@@ -180,6 +181,25 @@ async def test_what_cannot_be_written_down_is_not_made(books: Books) -> None:
         with pytest.raises(CreateError, match="so it is not made"):
             await keeper.create(SPEC)
         assert provider.asked == []
+
+
+async def test_what_was_made_and_cannot_be_written_down_is_closed(
+    books: Books, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(*_: object) -> None:
+        raise OSError(errno.ENOSPC, "no space left")
+
+    async with books.keeper(max_live=1) as (keeper, provider):
+        monkeypatch.setattr(books.ledger, "complete", full)
+        with pytest.raises(CreateError, match="no space left\n  Make room on that disk"):
+            await keeper.create(SPEC)
+        assert len(provider.asked) == 1
+        assert await provider.live(run_id="run 7") == []
+        assert books.ledger.entries() == []
+        assert [task for task in asyncio.all_tasks() if "alive" in task.get_name()] == []
+        monkeypatch.undo()
+        async with asyncio.timeout(20):
+            await keeper.create(SPEC)
 
 
 async def test_renewing_a_life_is_written_down(books: Books) -> None:

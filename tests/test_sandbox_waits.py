@@ -18,13 +18,14 @@ from rz_agent.sandboxes.deadline import deadline, waiting
 from rz_agent.sandboxes.errors import QuotaExceeded
 from rz_agent.sandboxes.keeper import Keeper
 from rz_agent.sandboxes.ledger import Ledger
-from rz_agent.sandboxes.limiter import Limiter
+from rz_agent.sandboxes.limiter import Limiter, Slots
 from rz_agent.sandboxes.local.provider import LocalProvider
 from rz_agent.sandboxes.pool import SandboxPool
 from rz_agent.sandboxes.provider import Capabilities
 from rz_agent.sandboxes.sandbox import Sandbox
 from rz_agent.sandboxes.spec import SandboxSpec
 from rz_agent.sandboxes.tables import LocalTable
+from rz_agent.sandboxes.warm_pool import WarmPool
 from test_episode import LIMITS, Scripted, play
 from test_episode import qwen3 as qwen3
 from test_renderer import CALL, say
@@ -90,6 +91,22 @@ async def test_a_deadline_of_two_tasks_stands_still_until_both_have_waited() -> 
     assert clock.waited_s > 0.6
 
 
+async def test_no_deadline_stands_still_for_the_warm_sandboxes_that_its_episode_set_off() -> None:
+    async def make(spec: SandboxSpec) -> None:
+        await wait_for(5)
+
+    async def hang() -> None:
+        pool.refill(SPEC)
+        await asyncio.sleep(5)
+
+    pool = WarmPool(1, make)
+    async with asyncio.timeout(2):
+        with pytest.raises(TimeoutError):
+            async with deadline(0.1):
+                await hang()
+    await pool.aclose()
+
+
 # -- the slots --------------------------------------------------------------------------------------------
 
 
@@ -124,6 +141,28 @@ async def test_nobody_waits_for_ever_for_a_slot_that_is_not_given_back(
     assert (caught.value.blame, caught.value.retryable) == ("infra", True)
     assert "Raise sandbox.max_live" in str(caught.value)
     assert "rz-agent sandbox ps" in caplog.text
+
+
+async def test_all_who_wait_give_up_together_once_none_was_freed_for_their_patience(tmp_path: Path) -> None:
+    slots = Slots(tmp_path, 1)
+    slots.take_free()
+    async with asyncio.timeout(1.5):
+        answers = await asyncio.gather(*(slots.take(0.3) for _ in range(6)), return_exceptions=True)
+    assert [type(answer) for answer in answers] == [TimeoutError] * 6
+
+
+async def test_a_slot_that_goes_to_another_gives_who_waits_all_their_patience_again(tmp_path: Path) -> None:
+    slots = Slots(tmp_path, 1)
+    held = slots.take_free()
+    assert held is not None
+    first, second = (asyncio.create_task(slots.take(0.8)) for _ in range(2))
+    await asyncio.sleep(0.5)
+    held.release()
+    await first
+    await asyncio.sleep(0.5)
+    assert not second.done()
+    with pytest.raises(TimeoutError):
+        await second
 
 
 class Crowded(AgentEnv):

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import json
 import os
 import time
 from collections.abc import Awaitable, Mapping, Sequence
@@ -23,10 +24,12 @@ from ..inside.programs import GRACE_S, START_S
 from ..inside.wire import Header
 from ..sandbox import FileEntry, Snapshot
 from ..spec import Limits
-from .channel import Channel
+from .channel import MAX_BODY, Channel
 from .process import AgentProcess
 
 ANSWER_S = 30.0  # the agent's own time on top of the program's
+PACK_S = 60.0
+NOT_FOUND = 127  # exit code of a command that does not exist: an image without tar
 EXPIRED: tuple[DeathCause, str] = ("expired", "its lifetime was over and nobody had kept it alive")
 # What lies in the folders, not the folders: /tmp may belong to root, and unpacking must not touch it.
 _PACK_IN = 'cd / && find "$@" -mindepth 1 -maxdepth 1 -print0 | tar --create --file=- --null --files-from=- '
@@ -115,7 +118,9 @@ class AgentSandbox:
         self._require_life()
         seconds = self._limits.timeout_s if timeout_s is None else timeout_s
         header = self._header("exec", seconds, env, output_limit)
-        header |= {"argv": list(argv), "cwd": cwd or self.box}
+        return await self._command(header | {"argv": list(argv), "cwd": cwd or self.box}, stdin, seconds)
+
+    async def _command(self, header: Header, stdin: bytes, seconds: float) -> ExecResult:
         group = self._new_group()
         try:
             answer, body = await self._call(header | {"cgroup": group}, stdin, seconds)
@@ -214,7 +219,8 @@ class AgentSandbox:
         if kind == "file":
             raise FileError(answer["message"], provider=self._provider, sandbox_id=self._id)
         if kind is not None:
-            message = f"a program did not start: {answer['message']}"
+            what = "it could not be reset" if kind == "reset" else "a program did not start"
+            message = f"{what}: {answer['message']}"
             raise CreateError(message, provider=self._provider, sandbox_id=self._id)
         return answer, data
 
@@ -251,17 +257,26 @@ class AgentSandbox:
 
     async def list_dir(self, path: str) -> list[FileEntry]:
         """What lies in a folder of the writable ones."""
-        answer, _ = await self._call({"op": "list", "path": self._path(path)}, b"", 0.0)
-        return [FileEntry(name=name, kind=kind, size=size) for name, kind, size in answer["entries"]]
+        _, body = await self._call({"op": "list", "path": self._path(path)}, b"", 0.0)
+        return [FileEntry(name=name, kind=kind, size=size) for name, kind, size in json.loads(body)]
 
     async def snapshot(self) -> Snapshot:
         """A tar of the writable folders, in this process's memory."""
-        limit = (self._limits.disk_mb * len(self._folders) + 1) << 20
+        self._require_life()
+        # Twice what the disks hold, for the names of files; what one frame carries, beside tar's complaints.
+        limit = min((self._limits.disk_mb * len(self._folders) + 1) << 21, MAX_BODY - (1 << 20))
         names = [folder.lstrip("/") for folder in self._folders]
-        packed = await self.exec([*_PACK, *names], timeout_s=60.0, output_limit=2 * limit)
+        header = self._header("exec", PACK_S, None, 2 * limit) | {"flood": limit}
+        header |= {"argv": [*_PACK, *names], "cwd": self.box}
+        packed = await self._command(header, b"", PACK_S)
+        if packed.flooded:
+            message = f"its files are too many for a snapshot: more than {limit >> 20} MiB as a tar"
+            raise FileError(message, provider=self._provider, sandbox_id=self._id)
         # 1: a file changed while it was read, as files of running programs do
-        if packed.exit_code > 1 or packed.truncated or packed.flooded:
-            raise self._tar_failed("packed", packed)
+        if packed.exit_code > 1:
+            wrong = Unsupported if packed.exit_code == NOT_FOUND else FileError
+            message = f"its files could not be packed: {_words(packed)}"
+            raise wrong(message, provider=self._provider, sandbox_id=self._id)
         return Snapshot(provider=self._provider, ref=self._id, archive=packed.stdout)
 
     async def reset(self, *, to: Snapshot | None = None) -> None:
@@ -272,13 +287,10 @@ class AgentSandbox:
         for group in groups:
             self._remove_group(group)
         if to is not None:
-            unpacked = await self.exec(_UNPACK, stdin=to.archive, timeout_s=60.0)
+            unpacked = await self.exec(_UNPACK, stdin=to.archive, timeout_s=PACK_S)
             if unpacked.exit_code:
-                raise self._tar_failed("unpacked", unpacked)
-
-    def _tar_failed(self, what: str, result: ExecResult) -> Unsupported:
-        message = f"its files could not be {what}: {result.stderr.decode(errors='replace').strip()[:500]}"
-        return Unsupported(message, provider=self._provider, sandbox_id=self._id)
+                message = f"its files could not be unpacked: {_words(unpacked)}"
+                raise Unsupported(message, provider=self._provider, sandbox_id=self._id)
 
     # -- life -------------------------------------------------------------------------------------------
 
@@ -324,3 +336,7 @@ class AgentSandbox:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         await self.close()
+
+
+def _words(result: ExecResult) -> str:
+    return result.stderr.decode(errors="replace").strip()[:500]

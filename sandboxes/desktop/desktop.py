@@ -76,7 +76,8 @@ class Desktop(Sandbox, Protocol):
     async def launch(
         self, argv: Sequence[str], *, env: Mapping[str, str] | None = None, cwd: str | None = None
     ) -> int:
-        """Start a program on the desktop; its pid there. Misconfigured when there is no such program."""
+        """Start a program on the desktop; its pid there. Misconfigured when there is no program of that name,
+        FileError when it cannot be started from the sandbox's own files, or for want of room."""
         ...
 
     async def windows(self) -> list[Window]:

@@ -4,20 +4,24 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict
-from typing import Any
+from typing import Any, TypeVar
 
 from PIL.Image import Image
 
-from ..errors import Died, Unsupported
+from ..errors import Died, FileError, Misconfigured, Unsupported
 from ..forwarding import ForwardingSandbox
+from ..inside.wire import Header
 from ..sandbox import Sandbox, Snapshot
 from ..tables import DesktopTable
+from . import answers
 from .actions import Action, Drag, Type, Wait
 from .desktop import Accessible, Window
 from .hand import PROVIDER, Hand
 from .screen import Screen
+
+T = TypeVar("T")
 
 
 class DesktopSandbox(ForwardingSandbox):
@@ -30,7 +34,7 @@ class DesktopSandbox(ForwardingSandbox):
         super().__init__(under)
         self._config, self._size, self._archive = config, size, archive
         self._hand: Hand | None = None
-        self._screen = Screen()
+        self._screen = Screen(size)
         self._turn = asyncio.Lock()
         self._settled_at = 0.0  # monotonic
 
@@ -41,11 +45,10 @@ class DesktopSandbox(ForwardingSandbox):
 
     async def open(self) -> None:
         """Start the desktop; see `Hand.start`."""
-        settings = {"size": self._size, "a11y": self._config.a11y}
         self._hand = await Hand.start(
-            self._inner, self._archive, python=self._config.python, settings=settings
+            self._inner, self._archive, python=self._config.python, size=self._size, a11y=self._config.a11y
         )
-        self._screen = Screen()
+        self._screen = Screen(self._size)
 
     # -- the desktop ------------------------------------------------------------------------------------
 
@@ -53,8 +56,7 @@ class DesktopSandbox(ForwardingSandbox):
         """The screen now, RGB."""
         async with self._turn:
             await self._settle()
-            answer, body = await self._ask("screenshot", {"since": self._screen.number})
-            return self._screen.update(answer, body)
+            return await self._ask("screenshot", {"since": self._screen.number}, self._screen.update)
 
     async def act(self, action: Action) -> None:
         """Do it."""
@@ -63,7 +65,8 @@ class DesktopSandbox(ForwardingSandbox):
             if isinstance(action, Wait):
                 await asyncio.sleep(action.seconds)
                 return
-            await self._ask(type(action).__name__.lower(), asdict(action), longer_s=_duration(action))
+            op, longer_s = type(action).__name__.lower(), _duration(action)
+            await self._ask(op, asdict(action), answers.nothing, longer_s=longer_s)
             self._acted()
 
     async def launch(
@@ -73,16 +76,19 @@ class DesktopSandbox(ForwardingSandbox):
         async with self._turn:
             await self._settle()
             arguments = {"argv": list(argv), "env": dict(env or {}), "cwd": cwd}
-            answer, _ = await self._ask("launch", arguments)
+            started = await self._ask("launch", arguments, answers.started)
             self._acted()
-            return int(answer["pid"])
+        if isinstance(started, int):
+            return started
+        # A name is looked for among the programs of the place, a path may lead to the sandbox's own files.
+        wrong = Misconfigured if started.missing and "/" not in argv[0] else FileError
+        raise wrong(f"launch: {started.words}", provider=PROVIDER, sandbox_id=self.id)
 
     async def windows(self) -> list[Window]:
         """Those that the window manager knows."""
         async with self._turn:
             await self._settle()
-            answer, _ = await self._ask("windows", {})
-            return [Window(**{**found, "box": tuple(found["box"])}) for found in answer["windows"]]
+            return await self._ask("windows", {}, answers.windows)
 
     async def a11y(self, *, timeout_s: float = 5.0) -> Accessible:
         """The accessibility tree."""
@@ -91,13 +97,14 @@ class DesktopSandbox(ForwardingSandbox):
             raise Unsupported(message, provider=PROVIDER, sandbox_id=self.id)
         async with self._turn:
             await self._settle()
-            answer, _ = await self._ask("a11y", {"seconds": timeout_s}, longer_s=timeout_s)
-            return _accessible(answer["tree"]["root"], complete=answer["tree"]["complete"])
+            return await self._ask("a11y", {"seconds": timeout_s}, answers.tree, longer_s=timeout_s)
 
-    async def _ask(self, op: str, arguments: dict[str, Any], *, longer_s: float = 0.0) -> tuple[Any, bytes]:
+    async def _ask(
+        self, op: str, arguments: dict[str, Any], read: Callable[[Header, bytes], T], *, longer_s: float = 0.0
+    ) -> T:
         if self._hand is None:
             raise Died("its desktop was reset", provider=PROVIDER, sandbox_id=self.id, cause="closed")
-        return await self._hand.ask(op, arguments, timeout_s=30.0 + longer_s)
+        return await self._hand.ask(op, arguments, read, longer_s=longer_s)
 
     def _acted(self) -> None:
         self._settled_at = time.monotonic() + self._config.settle_s
@@ -125,12 +132,3 @@ def _duration(action: Action) -> float:
     if isinstance(action, Type):
         return len(action.text) * (action.interval_s + 0.01)
     return action.duration_s if isinstance(action, Drag) else 0.0
-
-
-def _accessible(node: dict[str, Any], *, complete: bool = True) -> Accessible:
-    box = node["box"]
-    return Accessible(
-        role=node["role"], name=node["name"], box=tuple(box) if box else None,
-        states=frozenset(node["states"]), text=node["text"], complete=complete,
-        children=tuple(_accessible(child) for child in node["children"]),
-    )  # fmt: skip

@@ -23,6 +23,7 @@ from jeepney.io.blocking import DBusConnection, open_dbus_connection
 REGISTRY = ("org.a11y.atspi.Registry", "/org/a11y/atspi/accessible/root")
 START_S = 30.0
 MAX_NODES = 5000
+MAX_DEPTH = 200
 MAX_TEXT = 4000  # characters of one node's text
 _NOWHERE = -(1 << 31)
 _NAMESPACE = "org.a11y.atspi."
@@ -47,16 +48,16 @@ class Tree:
         """The root, whose children are the applications."""
         root: Node = {}
         level: list[tuple[Place, Node]] = [(REGISTRY, root)]
-        count = 1
+        count, depth = 1, 0
         while level:
+            depth += 1
             below = []
             for node, places in self._describe(level):
-                node["children"] = [{} for _ in places]
+                room = MAX_NODES - count if depth <= MAX_DEPTH else 0
+                self.complete &= len(places) <= room
+                node["children"] = [{} for _ in places[:room]]
                 below += list(zip(places, node["children"]))  # noqa: B905 - Python 3.9 has no strict
-            if count + len(below) > MAX_NODES:
-                self.complete = False
-                below = below[: max(0, MAX_NODES - count)]
-            count += len(below)
+                count += len(node["children"])
             level = below
         return root
 

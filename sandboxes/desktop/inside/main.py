@@ -3,12 +3,14 @@
     harness --act, look, launch--> this program --X, D-Bus--> Xvfb, window manager, applications
                                      `------ started by it, in its namespaces, gone with it
 
-It runs as the applications do, and they can end it: then the desktop has died. Its end is the end of them
-all. Python 3.9 and what `archive.py` packs beside it.
+It runs as the applications do, and they can end it: then the desktop has died. They cannot speak for it:
+its files, stdin and stdout among them, are closed to everybody else. Its end is the end of them all. Python
+3.9 and what `archive.py` packs beside it.
 """
 
 from __future__ import annotations
 
+import ctypes
 import os
 import select
 import sys
@@ -19,6 +21,7 @@ from ...inside.wire import Header, pack, take
 from .xserver import XServer, missing
 
 READY_S = 30.0
+_PR_SET_DUMPABLE = 4
 Answer = tuple[Header, bytes]
 DONE: Answer = ({}, b"")
 
@@ -96,7 +99,11 @@ class Desk:
     # -- acting -----------------------------------------------------------------------------------------
 
     def _do_launch(self, arguments: Header) -> Answer:
-        child = self._server.run(arguments["argv"], env=arguments["env"], cwd=arguments["cwd"])
+        try:
+            child = self._server.run(arguments["argv"], env=arguments["env"], cwd=arguments["cwd"])
+        except (OSError, ValueError) as error:
+            missing = isinstance(error, FileNotFoundError) and error.filename == arguments["argv"][0]
+            return {"refused": str(error), "missing": missing}, b""
         return {"pid": child.pid}, b""
 
     def _do_move(self, arguments: Header) -> Answer:
@@ -154,6 +161,10 @@ class Desk:
 
 def main(settings: dict[str, Any]) -> NoReturn:
     """Entry, with the width, the height and whether there is an accessibility tree."""
+    # /proc/PID/fd would let every program of this user write to its stdout
+    if ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_DUMPABLE, 0, 0, 0, 0):
+        _send({"id": 0, "failed": f"prctl: {os.strerror(ctypes.get_errno())}"})
+        sys.exit(1)
     lacking = missing()
     if lacking:
         _send({"id": 0, "missing": lacking})

@@ -294,6 +294,7 @@ def require(can: Capabilities, spec: SandboxSpec, provider: str) -> None:
     asked = (
         (spec.network == "open" and not can.open_network, 'sandbox.network.mode = "open"', 'Use "none"'),
         (spec.image is not None and not can.images, f"the image {spec.image!r}", "Leave it out"),
+        (bool(spec.owned) and not can.images, "folders of an image to own", "Leave them out"),
         (spec.screen is not None and not can.desktop, "a screen", "Leave it out"),
     )
     for missing, what, instead in asked:

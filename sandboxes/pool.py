@@ -42,6 +42,11 @@ class SandboxPool:
         """The pool that a recipe describes."""
         return cls(Keeper.of(config, run_id=run_id), config.spec(), config.shared)
 
+    @property
+    def spec(self) -> SandboxSpec:
+        """What the recipe asks for; a `lease` may ask for more."""
+        return self._spec
+
     async def lease(self, spec: SandboxSpec | None = None) -> KeptSandbox:
         """A sandbox that nobody else has, of the recipe's spec or of another. Its holder closes it."""
         return await self._keeper.create(spec or self._spec)

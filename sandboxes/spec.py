@@ -8,7 +8,7 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from typing import Literal
 
 NetworkMode = Literal["none", "open"]
@@ -54,6 +54,7 @@ class SandboxSpec:
     image       for providers with images; None is the one that the recipe names
     network     "none", or "open" where the provider can
     env         variables of every program, besides PATH, HOME and LANG; nothing else of the host gets in
+    owned       folders of the image that programs own, in a writable copy; for providers with images
     screen      width and height in pixels of its desktop; None is the recipe's
     lifetime_s  s, after which it ends unless it was kept alive; a `Keeper` keeps alive what is held
     labels      travel to providers that can list by them; they say whose it is, not what it is
@@ -67,6 +68,7 @@ class SandboxSpec:
     network: NetworkMode = "none"
     image: str | None = None
     env: Mapping[str, str] = field(default_factory=dict)
+    owned: tuple[str, ...] = ()
     screen: tuple[int, int] | None = None
     lifetime_s: float = 3600.0
     labels: Mapping[str, str] = field(default_factory=dict)
@@ -76,3 +78,21 @@ class SandboxSpec:
         """A hash of everything but the labels."""
         asked = asdict(self) | {"labels": None}
         return hashlib.sha256(json.dumps(asked, sort_keys=True).encode()).hexdigest()[:16]
+
+
+def roomier(spec: SandboxSpec, room: Mapping[str, int]) -> SandboxSpec:
+    """The spec with each bound of `room` that is a command's default raised to it, within the total.
+
+    >>> small = SandboxSpec(limits=Limits(memory_mb=700))
+    >>> raised = roomier(small, {"memory_mb": 2048, "pids": 1024}).limits
+    >>> raised.memory_mb, raised.pids
+    (700, 1024)
+    """
+    usual = Limits()
+    whole = {"memory_mb": spec.total.memory_mb, "pids": spec.total.pids}
+    raised = {
+        key: min(value, whole.get(key, value))
+        for key, value in room.items()
+        if getattr(spec.limits, key) == getattr(usual, key)
+    }
+    return replace(spec, limits=replace(spec.limits, **raised))

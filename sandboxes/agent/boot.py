@@ -60,4 +60,5 @@ def settings(spec: SandboxSpec, preload: Sequence[str]) -> Header:
         "bundle": "",
         "lifetime_s": spec.lifetime_s,
         "writable": list(WRITABLE),
+        "owned": list(spec.owned),
     }

@@ -37,7 +37,7 @@ def windows(header: Header, body: bytes) -> list[Window]:
     return [
         Window(
             id=_of(int, found, "id"), title=_text(found, "title"), box=_box(found.get("box")),
-            active=_of(bool, found, "active"), pid=_of(int, found, "pid"),
+            active=_of(bool, found, "active"), pid=_of(int, found, "pid"), kind=_text(found, "kind"),
         )
         for found in _objects(header, "windows")
     ]  # fmt: skip

@@ -22,7 +22,8 @@ if TYPE_CHECKING:
 class Window:
     """One window of a program. `box`: left, top, width and height in pixels, without its frame.
 
-    pid   of its program in the desktop's namespace, as that says; 0 when it does not
+    pid    of its program in the desktop's namespace, as that says; 0 when it does not
+    kind   what its program calls such windows (the class of WM_CLASS), such as "Gnome-terminal"
     """
 
     id: int
@@ -30,6 +31,7 @@ class Window:
     box: tuple[int, int, int, int]
     active: bool
     pid: int = 0
+    kind: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -82,6 +84,18 @@ class Desktop(Sandbox, Protocol):
 
     async def windows(self) -> list[Window]:
         """Those that the window manager knows, the oldest first."""
+        ...
+
+    async def catch_up(self) -> None:
+        """Returns when the window manager and the program in front have handled what was sent to them."""
+        ...
+
+    async def activate(self, window: Window) -> None:
+        """Bring a window to the front and give it the keyboard; one that is gone is fine."""
+        ...
+
+    async def ask_to_close(self, window: Window) -> None:
+        """What clicking its cross does: its program may ask back. One that is gone is fine."""
         ...
 
     async def a11y(self, *, timeout_s: float = 5.0) -> Accessible:

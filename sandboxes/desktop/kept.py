@@ -49,6 +49,18 @@ class KeptDesktop(KeptSandbox):
         """Those that the window manager knows."""
         return await self._desktop.windows()
 
+    async def catch_up(self) -> None:
+        """Returns when what was sent has been handled."""
+        await self._desktop.catch_up()
+
+    async def activate(self, window: Window) -> None:
+        """Bring a window to the front."""
+        await self._desktop.activate(window)
+
+    async def ask_to_close(self, window: Window) -> None:
+        """What clicking its cross does."""
+        await self._desktop.ask_to_close(window)
+
     async def a11y(self, *, timeout_s: float = 5.0) -> Accessible:
         """The root of the accessibility tree."""
         return await self._desktop.a11y(timeout_s=timeout_s)

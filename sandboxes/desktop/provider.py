@@ -13,7 +13,7 @@ from dataclasses import replace
 
 from ..errors import Misconfigured, SandboxError
 from ..provider import Capabilities, CheckResult, Provider, SandboxInfo
-from ..spec import Limits, SandboxSpec
+from ..spec import SandboxSpec, roomier
 from ..tables import DesktopTable
 from .archive import build
 from .hand import PROVIDER
@@ -22,22 +22,6 @@ from .sandbox import DesktopSandbox
 # In place of what is the default for a command: all programs of a desktop are one program to the sandbox.
 ROOM = {"memory_mb": 2048, "pids": 1024, "disk_mb": 512, "cpu_s": 86400, "open_files": 4096}
 SMALLEST, LARGEST = 64, 8192  # pixels
-
-
-def roomy(spec: SandboxSpec) -> SandboxSpec:
-    """The spec with each bound that is a command's default raised to a desktop's, within the total.
-
-    >>> roomy(SandboxSpec(limits=Limits(memory_mb=700))).limits.memory_mb, roomy(SandboxSpec()).limits.pids
-    (700, 1024)
-    """
-    usual = Limits()
-    whole = {"memory_mb": spec.total.memory_mb, "pids": spec.total.pids}
-    raised = {
-        key: min(value, whole.get(key, value))
-        for key, value in ROOM.items()
-        if getattr(spec.limits, key) == getattr(usual, key)
-    }
-    return replace(spec, limits=replace(spec.limits, **raised))
 
 
 class DesktopProvider:
@@ -69,7 +53,7 @@ class DesktopProvider:
                 provider=PROVIDER,
             )
         archive = await asyncio.to_thread(build)
-        sandbox = await self._under.create(roomy(spec))
+        sandbox = await self._under.create(roomier(spec, ROOM))
         desktop = DesktopSandbox(sandbox, self._config, size, archive)
         try:
             await desktop.open()

@@ -90,6 +90,25 @@ class DesktopSandbox(ForwardingSandbox):
             await self._settle()
             return await self._ask("windows", {}, answers.windows)
 
+    async def catch_up(self) -> None:
+        """Returns when what was sent has been handled."""
+        async with self._turn:
+            await self._ask("catch_up", {}, answers.nothing)
+
+    async def activate(self, window: Window) -> None:
+        """Bring a window to the front."""
+        await self._tell("activate", window)
+
+    async def ask_to_close(self, window: Window) -> None:
+        """What clicking its cross does."""
+        await self._tell("ask_to_close", window)
+
+    async def _tell(self, op: str, window: Window) -> None:
+        async with self._turn:
+            await self._settle()
+            await self._ask(op, {"window": window.id}, answers.nothing)
+            self._acted()
+
     async def a11y(self, *, timeout_s: float = 5.0) -> Accessible:
         """The accessibility tree."""
         if not self._config.a11y:

@@ -1,8 +1,9 @@
 """What a container is asked to be: the agent as its first process, and as little else as it can do with.
 
 Its root file system is read-only; /box, /tmp, /dev/shm and the sessions' folders are bounded memory, and the
-volumes of its image are empty: what else could be written to would be bounded by nothing. Root in
-it is the agent, with seven capabilities: to give each program a uid of its own, and to end it and its files.
+volumes of its image are empty: what else could be written to would be bounded by nothing. Folders that its
+programs own (`SandboxSpec.owned`) are copies on the daemon's disk, which nothing bounds. Root in it is the
+agent, with seven capabilities: to give each program a uid of its own, and to end it and its files.
 """
 
 from __future__ import annotations
@@ -45,7 +46,7 @@ def wish(client: Any, name: str, image: Image, spec: SandboxSpec, table: DockerT
         pids_limit=spec.total.pids,
         nano_cpus=None if spec.total.cpus is None else int(spec.total.cpus * 1e9),
         read_only=True,
-        tmpfs={**dict.fromkeys(image.volumes, "ro,size=4k"), **bounded},
+        tmpfs={**dict.fromkeys(set(image.volumes) - set(spec.owned), "ro,size=4k"), **bounded},
         binds=[f"{there}:{inside}:ro" for there, inside in table.volumes.items()],
         runtime=table.runtime,
         log_config={"type": "none"},
@@ -55,6 +56,8 @@ def wish(client: Any, name: str, image: Image, spec: SandboxSpec, table: DockerT
         "name": name,
         "entrypoint": [table.python, "-I", "-S", "-u", "-c", BOOT, "0,1"],
         "command": [],
+        # of no name: the daemon copies what the image has there, and removes it with the container
+        "volumes": list(spec.owned),
         "user": "0:0",
         "working_dir": "/",
         "hostname": "sandbox",

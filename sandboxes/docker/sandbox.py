@@ -15,7 +15,8 @@ from typing import Any
 from ..agent.boot import WRITABLE, settings, sources
 from ..agent.channel import Incoming
 from ..agent.sandbox import EXPIRED, AgentSandbox
-from ..errors import DeathCause, SandboxError
+from ..errors import DeathCause, SandboxError, Unsupported
+from ..sandbox import Snapshot
 from ..spec import SandboxSpec
 from .attach import Demultiplexer
 from .daemon import PROVIDER, Daemon
@@ -54,6 +55,21 @@ class DockerSandbox(AgentSandbox):
     def error_text(self) -> str:
         """What the agent, or its Python, said."""
         return "" if self._streams is None else self._streams.error_text
+
+    async def snapshot(self) -> Snapshot:
+        """A tar of the writable folders. Unsupported where programs own folders of the image."""
+        self._require_no_copies()
+        return await super().snapshot()
+
+    async def reset(self, *, to: Snapshot | None = None) -> None:
+        """As new. Unsupported where programs own folders of the image: nobody knows what was in them."""
+        self._require_no_copies()
+        await super().reset(to=to)
+
+    def _require_no_copies(self) -> None:
+        if self._spec.owned:
+            message = f"its programs own {', '.join(self._spec.owned)}, of which it keeps no other copy"
+            raise Unsupported(f"{message}\n  Make a new sandbox.", provider=PROVIDER, sandbox_id=self.id)
 
     async def _why_dead(self) -> tuple[DeathCause, str]:
         if self._closing is not None:

@@ -29,9 +29,12 @@ STOPS = (signal.SIGINT, signal.SIGTERM)
 
 
 class Ground:
-    """The uids of one container, and the files that its commands share."""
+    """The uids of one container, and the files that its commands share.
 
-    def __init__(self, writable: Sequence[str]) -> None:
+    owned   folders of the image, copied for this container: given to the commands with all that is in them
+    """
+
+    def __init__(self, writable: Sequence[str], owned: Sequence[str] = ()) -> None:
         blocks = confine.mapped_uids() // (2 * _BLOCK)
         self.uid = 2 * _BLOCK * random.SystemRandom().randrange(blocks // 2, blocks)
         self._sessions: dict[str, int] = {}
@@ -40,6 +43,15 @@ class Ground:
         for folder, mode in ((writable[0], 0o755), (SESSIONS, 0o711), ("/tmp", 0o1777), ("/dev/shm", 0o1777)):
             os.chmod(folder, mode)
         os.chown(writable[0], self.uid, self.uid)
+        for folder in owned:
+            self._give(folder)
+
+    def _give(self, folder: str) -> None:
+        """Change whose it is; links are not followed."""
+        os.chown(folder, self.uid, self.uid)
+        for _, folders, others, here in os.fwalk(folder):
+            for name in (*folders, *others):
+                os.chown(name, self.uid, self.uid, dir_fd=here, follow_symlinks=False)
 
     def uid_for(self, session: str | None, living: Sequence[str]) -> int:
         """Of commands, or of a session: one that no other has, and that was not another's shortly before."""

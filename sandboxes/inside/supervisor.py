@@ -46,6 +46,7 @@ class Supervisor:
     ) -> None:
         self._control, self._spawner, self._settings = control, spawner, settings
         self._ground = ground  # of a container
+        self._folders = [*settings["writable"], *settings.get("owned", ())]  # that files may be in
         self._memory = OutOfMemory() if ground else None
         self._streams = Streams(self)
         self._selector = selectors.DefaultSelector()
@@ -168,15 +169,15 @@ class Supervisor:
         self.end(list(self.programs.values()), header, wipe)
 
     def do_read(self, header: Header, body: bytes) -> None:
-        data = files.read(header["path"], header["max"], self._settings["writable"])
+        data = files.read(header["path"], header["max"], self._folders)
         self.reply({"id": header["id"]}, data)
 
     def do_list(self, header: Header, body: bytes) -> None:
-        entries = files.list_folder(header["path"], self._settings["writable"])
+        entries = files.list_folder(header["path"], self._folders)
         self.reply({"id": header["id"]}, json.dumps(entries).encode())
 
     def do_write(self, header: Header, body: bytes) -> None:
-        files.write(header["path"], body, header["mode"], self._settings["writable"])
+        files.write(header["path"], body, header["mode"], self._folders)
         self.reply({"id": header["id"]})
 
     # -- programs ---------------------------------------------------------------------------------------
@@ -378,7 +379,8 @@ def _prepare(settings: Header) -> Ground | None:
     for fd in settings["join"]:
         os.write(fd, b"0")
         os.close(fd)
-    return Ground(settings["writable"]) if settings["isolation"] == "container" else None
+    owned = settings.get("owned", ())
+    return Ground(settings["writable"], owned) if settings["isolation"] == "container" else None
 
 
 def main() -> NoReturn:

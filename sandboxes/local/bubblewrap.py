@@ -18,9 +18,14 @@ from ..agent.interpreter import BOOT, Interpreter
 
 BINARY = "bwrap"
 ARCHIVE = "/run/rz-agent.zip"
-# What the distribution's packages put there for their programs, the last three for those with windows.
-SETTINGS = ("/etc/alternatives", "/etc/ld.so.cache", "/etc/fonts", "/etc/xdg", "/etc/X11")
+# What the distribution's packages put there for their programs; from the third on for those with windows.
+SETTINGS = (
+    "/etc/alternatives", "/etc/ld.so.cache", "/etc/fonts", "/etc/xdg", "/etc/X11", "/etc/gimp",
+    "/etc/libreoffice", "/etc/chromium.d",
+)  # fmt: skip
 WRITABLE = ("/box", "/tmp", "/dev/shm")
+# Where programs of a desktop expect their user's files and sockets, whatever HOME says.
+NAMES = {"/home/user": "/box", "/run/user/1000": "/tmp/.desktop"}
 ENVIRONMENT = {"PATH": "/usr/local/bin:/usr/bin:/bin", "LANG": "C.UTF-8"}
 PASSWD = b"root:x:0:0::/nonexistent:/usr/sbin/nologin\nbox:x:1000:1000::/box:/bin/sh\n"
 GROUP = b"root:x:0:\nbox:x:1000:\n"
@@ -74,6 +79,8 @@ def command(binary: str, *, read_only: Sequence[str], files: dict[str, int], inf
             args += ["--ro-bind", f"/{name}", f"/{name}"]
     for path in SETTINGS:
         args += ["--ro-bind-try", path, path]
+    for path, place in NAMES.items():
+        args += ["--symlink", place, path]
     for path, fd in files.items():
         args += ["--perms", "0444", "--ro-bind-data", str(fd), path]
     args += ["--proc", "/proc", "--dev", "/dev", "--remount-ro", "/dev", "--dir", "/box", "--dir", "/tmp"]

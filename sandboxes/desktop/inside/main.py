@@ -106,6 +106,18 @@ class Desk:
             return {"refused": str(error), "missing": missing}, b""
         return {"pid": child.pid}, b""
 
+    def _do_catch_up(self, arguments: Header) -> Answer:
+        self._windows.caught_up()
+        return DONE
+
+    def _do_activate(self, arguments: Header) -> Answer:
+        self._windows.tell(arguments["window"], "_NET_ACTIVE_WINDOW")
+        return DONE
+
+    def _do_ask_to_close(self, arguments: Header) -> Answer:
+        self._windows.tell(arguments["window"], "_NET_CLOSE_WINDOW")
+        return DONE
+
     def _do_move(self, arguments: Header) -> Answer:
         self._pointer.move(arguments["x"], arguments["y"])
         return DONE

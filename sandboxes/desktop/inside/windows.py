@@ -62,13 +62,24 @@ class Windows:
         size = window.get_geometry()
         corner = window.translate_coords(self._root, 0, 0)  # answers where the root's corner is seen from it
         pid = self._numbers(window, "_NET_WM_PID")
+        names = window.get_wm_class()
         return {
             "id": number,
             "title": self._text(window, "_NET_WM_NAME") or self._text(window, "WM_NAME"),
             "box": [-corner.x, -corner.y, size.width, size.height],
             "active": self._numbers(self._root, "_NET_ACTIVE_WINDOW") == [number],
             "pid": pid[0] if pid else 0,
+            "kind": names[1] if names else "",
         }
+
+    def tell(self, number: int, what: str) -> None:
+        """Ask the window manager to do this with a window, as a pager would; one that is gone is fine."""
+        window = self._display.create_resource_object("window", number)
+        kind, pager = self._display.intern_atom(what), 2
+        data = (32, [pager if what == "_NET_ACTIVE_WINDOW" else 0, pager, 0, 0, 0])
+        asked = event.ClientMessage(window=window, client_type=kind, data=data)
+        self._root.send_event(asked, event_mask=X.SubstructureRedirectMask | X.SubstructureNotifyMask)
+        self._display.flush()
 
     def _numbers(self, window: Any, name: str) -> list[int]:
         found = window.get_full_property(self._display.intern_atom(name), X.AnyPropertyType)

@@ -134,7 +134,7 @@ async def bare_engine(
 
 async def measure(recipe: Recipe, model: Path, passes: int) -> None:
     async with AsyncExitStack() as stack:
-        environment = await open_environment(stack, recipe)
+        environment = await open_environment(stack, recipe, model)
         engine = Recorder(await start_engine(stack, recipe, model, version=0))
         weights = Learner(model, recipe.learner_config()).weights()
         store = WeightStore(stack.enter_context(tempfile.TemporaryDirectory()))

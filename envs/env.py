@@ -20,8 +20,10 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Iterable, Sequence
 from contextlib import AbstractAsyncContextManager, AsyncExitStack, nullcontext
+from copy import deepcopy
+from pathlib import Path
 from typing import Any, ClassVar
 
 import gymnasium
@@ -36,17 +38,21 @@ from . import tool as tooling
 from .action import Action
 from .adapters import named_taskset
 from .bug import blamed
-from .failure import mask_reason
+from .context_policy import AppendOnly, ContextPolicy
+from .failure import is_the_policys, mask_reason
 from .hooks import Portal, to_the_end
 from .message import NOTHING, Message, Observation, observation
-from .options import EnvOptions, parse_options, suggestion
+from .options import EnvOptions, parse_options
 from .progress import Progress
 from .rubric import Ended, Rubric
+from .script import Script
+from .self_test import Case
 from .spaces import ActionSpace, ChatSpace
 from .step_result import Info, Step
 from .task import Task, Taskset, checked_taskset
-from .tool import ToolError, ToolSpec, tool_spec
-from .tool_calls import Reply, ToolCall, parse
+from .tool import ToolSpec, tool_spec
+from .tool_answers import answer
+from .tool_calls import Reply, parse
 from .twins import add_twins, own
 
 log = logging.getLogger(__name__)
@@ -59,6 +65,8 @@ class AgentEnv(gymnasium.Env[Observation, str]):
     rubric     functions to score with besides the marked methods
     taskset    a Taskset, or its name (see `named_taskset`); the options or the registration may replace it
     max_turns  actions after which an episode is truncated
+    context    which part of the history a turn is shown (`context_policy.py`)
+    scripted   an agent that solves tasks (`script.py`), for `rz-agent env run --agent scripted`
     Options    a subclass of `EnvOptions` where there is more to set; read them as `self.options`
 
     In an episode: `self.task`, `self.state` (a dict for whatever the rubric shall see), `self.shared` (what
@@ -71,6 +79,8 @@ class AgentEnv(gymnasium.Env[Observation, str]):
     taskset: ClassVar[Taskset | str | None] = None
     rubric: Rubric = Rubric()
     max_turns: int = 8
+    context: ContextPolicy = AppendOnly()
+    scripted: ClassVar[staticmethod[[Task, Observation], Script] | None] = None
 
     _tool_methods: ClassVar[tuple[str, ...]] = ()
     _score_methods: ClassVar[tuple[str, ...]] = ()
@@ -99,6 +109,7 @@ class AgentEnv(gymnasium.Env[Observation, str]):
         self.tasks = checked_taskset(tasks, source=f"environment {type(self).__name__}")
         self.max_turns = self.options.max_turns or self.max_turns
         self.tool_specs = self._specs()
+        self._schemas = {spec.name: spec.parameters for spec in self.tool_specs}
         self.rubric = rubric or self._rubric()
         self.shared, self._sandboxes = shared, sandboxes
         self.observation_space, self.action_space = ChatSpace(), ActionSpace()
@@ -146,8 +157,20 @@ class AgentEnv(gymnasium.Env[Observation, str]):
         one that was abandoned is waited for, in the background."""
 
     def parse(self, text: str) -> Reply:
-        """Take a turn apart; override it for another format than Hermes JSON. Must accept any text."""
-        return parse(text)
+        """Take a turn apart; override it for a format of your own. Must accept any text."""
+        return parse(text, self.options.tool_format, self._schemas)
+
+    @classmethod
+    def self_test(cls, tasks: Taskset, scratch: Path) -> Iterable[Case]:
+        """Episodes with a known outcome, for `rz-agent env check` (`self_test.py`).
+
+        scratch   a folder that lasts as long as the cases are played
+        """
+        return ()
+
+    def clock(self, seconds: float) -> AbstractAsyncContextManager[None]:
+        """A deadline of the running episode: TimeoutError after so long, waits for a sandbox not counted."""
+        return self._running().clock(seconds)
 
     def finish(self) -> None:
         """End the episode after this action; for tools such as `submit`."""
@@ -159,6 +182,11 @@ class AgentEnv(gymnasium.Env[Observation, str]):
     def task(self) -> Task:
         """The task of the current episode."""
         return self._running().task
+
+    @property
+    def finished(self) -> bool:
+        """Whether `finish` was called in this episode."""
+        return self._running().finished
 
     @property
     def prompt_tools(self) -> list[dict[str, Any]]:
@@ -175,14 +203,15 @@ class AgentEnv(gymnasium.Env[Observation, str]):
         task = self._pick(options or {})
         if not await self.hook_calls.settled(calls.GRACE_S):
             why = "a hook of the episode before, which was abandoned, still runs"
-            return observation(task.prompt, "user"), {"task_id": task.id, "mask": why}
+            return deepcopy(observation(task.prompt, "user")), {"task_id": task.id, "mask": why}
         self._progress, self.state = Progress(task), {}
         new, masked = await self._set_up(task)
         self._progress.messages.extend(new["messages"])
+        info = {"task_id": task.id}
         if masked:
             await self._leave()
-            return new, {"task_id": task.id, "mask": masked}
-        return new, {"task_id": task.id}
+            info["mask"] = masked
+        return deepcopy(new), info  # whoever is shown a task's prompt may change what he was shown
 
     async def astep(self, action: str | Action) -> Step:
         """One turn of the policy. The last step of an episode carries its reward, `info["ended"]`,
@@ -282,7 +311,7 @@ class AgentEnv(gymnasium.Env[Observation, str]):
         except BaseException as error:
             if isinstance(error, TimeoutError) and clock.expired():
                 return prompt, f"setup did not finish within {task.deadlines.setup_s:g} s"
-            if reason := mask_reason(error):
+            if reason := mask_reason(error, acted=False):
                 return prompt, reason
             await self._leave()
             raise
@@ -298,6 +327,8 @@ class AgentEnv(gymnasium.Env[Observation, str]):
             await self._leave()
             if progress is not None and (reason := mask_reason(error)):
                 return NOTHING, 0.0, False, True, {**progress.info(), "mask": reason}
+            if progress is not None and is_the_policys(error):
+                return NOTHING, 0.0, True, False, progress.broken(error)
             raise
 
     async def _turn(self, text: str) -> Step:
@@ -309,7 +340,7 @@ class AgentEnv(gymnasium.Env[Observation, str]):
             turn = self.parse(text)
             progress.record(text, turn)
         if turn.calls:
-            new, answered = await self._call_tools(turn.calls), False
+            new, answered = await answer(self, turn.calls), False
         else:
             with blamed(name, "reply", progress.task.id, self.reply):
                 shown = await self.hook_calls.call(self.reply, turn.content)
@@ -320,39 +351,6 @@ class AgentEnv(gymnasium.Env[Observation, str]):
         if progress.turns >= self.max_turns:
             return await self._conclude(new, "turns")
         return new, 0.0, False, False, progress.info()
-
-    async def _call_tools(self, calls: Sequence[ToolCall]) -> Observation:
-        """One answer for each call, in order; a call that ends the episode is the last one made."""
-        answers = []
-        for one in calls:
-            answers.append(await self._call_tool(one))
-            if self._running().finished:
-                break
-        messages = tuple(message for answer in answers for message in answer["messages"])
-        return Observation(messages=messages, images=tuple(i for answer in answers for i in answer["images"]))
-
-    async def _call_tool(self, one: ToolCall) -> Observation:
-        try:
-            if one.status != "ok":
-                raise ToolError(f"the tool call was not understood: {one.error}")
-            specs = {spec.name: spec for spec in self.tool_specs}
-            if one.name not in specs:
-                raise ToolError(f"there is no tool {one.name!r}. {suggestion(one.name, specs, 'tools')}")
-            return await self._run_tool(specs[one.name], one.arguments)
-        except ToolError as error:
-            return observation(f"Error: {error}", "tool", name=one.name or None)
-
-    async def _run_tool(self, spec: ToolSpec, given: Mapping[str, Any]) -> Observation:
-        function = getattr(self, spec.method) if spec.method else spec.function
-        name, task, limit = f"tool {spec.name}", self.task, self.task.deadlines.tool_s
-        try:
-            async with self._running().clock(limit):
-                # A bug is no mask: a policy could get rid of its bad episodes by provoking it.
-                with blamed(type(self).__name__, name, task.id, function, passing=(ToolError,)):
-                    shown = await self.hook_calls.call(function, **spec.arguments(given))
-                    return observation(shown, "tool", name=spec.name)
-        except TimeoutError as error:
-            raise ToolError(f"{spec.name} did not finish within {limit:g} s") from error
 
     async def _conclude(self, new: Observation, ended: Ended) -> Step:
         progress = self._running()

@@ -12,6 +12,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Mapping
 from contextlib import AsyncExitStack
+from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
@@ -21,6 +22,8 @@ from .calls import Abandoned
 from .env import AgentEnv
 from .hooks import to_the_end
 from .rubric import Rubric
+from .script import Solve
+from .self_test import Case
 from .task import Taskset
 from .tool import ToolSpec
 
@@ -56,6 +59,16 @@ class EnvFactory:
         self._stack: AsyncExitStack | None = None
         self._shared: Any = None
         self._abandoned = Abandoned()
+
+    @property
+    def scripted(self) -> Solve | None:
+        """The environment's own agent, which is no model; None where it has none."""
+        return self._class.scripted
+
+    def self_test(self, scratch: Path) -> list[Case]:
+        """The environment's episodes with a known outcome; they may keep files in `scratch`."""
+        with blamed(self._class.__name__, "self_test", function=self._class.self_test):
+            return list(self._class.self_test(self.taskset, scratch))
 
     async def __aenter__(self) -> Self:
         stack = AsyncExitStack()

@@ -1,17 +1,37 @@
 """What is said in an episode: messages, and the observation that carries the new ones.
 
-Invariant: an observation holds only what is new since the last action (at reset: the whole prompt), so
-whoever renders it appends and never rewrites. Plain dictionaries of strings: they travel through JSON,
-pickle and Gymnasium's vector environments unchanged.
+Invariants: an observation holds only what is new since the last action (at reset: the whole prompt), so
+whoever renders it appends and never rewrites; its images are those of its messages' image parts, in order.
+Plain dictionaries: they travel through pickle and Gymnasium's vector environments unchanged, and messages
+through JSON, for the images are beside them.
 """
 
 from __future__ import annotations
 
-from typing import Literal, NotRequired
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, Literal, NotRequired
 
 from typing_extensions import TypedDict
 
 Role = Literal["system", "user", "assistant", "tool"]
+
+
+class TextPart(TypedDict):
+    """A piece of a content that also has images."""
+
+    type: Literal["text"]
+    text: str
+
+
+class ImagePart(TypedDict):
+    """Where an image stands; which one, its place among the image parts of all messages says."""
+
+    type: Literal["image"]
+
+
+Part = TextPart | ImagePart
+Content = str | list[Part]
+IMAGE = ImagePart(type="image")
 
 
 class Message(TypedDict):
@@ -22,13 +42,13 @@ class Message(TypedDict):
     """
 
     role: Role
-    content: str
+    content: Content
     name: NotRequired[str]
     tool_calls: NotRequired[list[dict[str, object]]]
 
 
 class Observation(TypedDict):
-    """What the policy is shown next: the new messages, and the new images as PNG files in order."""
+    """What the policy is shown next: the new messages, and as PNG files the images of their image parts."""
 
     messages: tuple[Message, ...]
     images: tuple[bytes, ...]
@@ -48,6 +68,49 @@ def observation(shown: object, role: Role, *, name: str | None = None) -> Observ
     if name:
         message["name"] = name
     return Observation(messages=(message,), images=())
+
+
+def pictured(role: Role, text: str, *pngs: bytes, name: str | None = None) -> Observation:
+    """One message: the images, then the text.
+
+    >>> pictured("user", "The screen.", b"png")["messages"][0]["content"]
+    [{'type': 'image'}, {'type': 'text', 'text': 'The screen.'}]
+    """
+    parts: list[Part] = [ImagePart(type="image") for _ in pngs]
+    message = Message(role=role, content=[*parts, TextPart(type="text", text=text)])
+    if name:
+        message["name"] = name
+    return Observation(messages=(message,), images=pngs)
+
+
+def joined(observations: Iterable[Observation]) -> Observation:
+    """One observation after the other."""
+    parts = list(observations)
+    return Observation(
+        messages=tuple(message for part in parts for message in part["messages"]),
+        images=tuple(image for part in parts for image in part["images"]),
+    )
+
+
+def text_of(content: str | Sequence[Mapping[str, Any]], *, image: str = "[image]") -> str:
+    """A message's content as a text, with a word for each image.
+
+    >>> text_of(pictured("user", "The screen.", b"png")["messages"][0]["content"])
+    '[image]The screen.'
+    """
+    if isinstance(content, str):
+        return content
+    return "".join(str(part["text"]) if part["type"] == "text" else image for part in content)
+
+
+def count_images(messages: Sequence[Message]) -> int:
+    """How many image parts they have."""
+    return sum(
+        part["type"] == "image"
+        for message in messages
+        if not isinstance(message["content"], str)
+        for part in message["content"]
+    )
 
 
 NOTHING = Observation(messages=(), images=())

@@ -9,6 +9,7 @@ from typing import Any, TypeVar
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from ..errors import ConfigError
+from .tool_calls import FormatName
 
 
 class EnvOptions(BaseModel):
@@ -18,6 +19,8 @@ class EnvOptions(BaseModel):
                       None: the environment's own
     max_turns         actions after which an episode is truncated; None: the environment's own
     tools_in_prompt   whether the chat template is given the tools' schemas
+    tool_format       how the policy writes its tool calls: "hermes" (JSON) or "xml" (functions and
+                      parameters); a run sets it by the model (`model.tool_format` of its recipe)
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid")
@@ -25,6 +28,7 @@ class EnvOptions(BaseModel):
     taskset: str | None = None
     max_turns: int | None = Field(default=None, ge=1)
     tools_in_prompt: bool = True
+    tool_format: FormatName = "hermes"
 
 
 Options = TypeVar("Options", bound=EnvOptions)

@@ -11,6 +11,7 @@ Waits: the episode for its score; all functions of a rubric run side by side.
 from __future__ import annotations
 
 import asyncio
+import logging
 import math
 import reprlib
 from collections.abc import Callable, Mapping
@@ -19,6 +20,7 @@ from typing import Any, Literal, TypeVar, overload
 
 from ..errors import NonFinite, ungrouped
 from ..sandboxes.deadline import deadline
+from ..sandboxes.errors import FileError
 from .bug import blamed, source_of, told
 from .calls import Calls
 from .failure import InfraFailure
@@ -26,6 +28,7 @@ from .message import Message
 from .task import Task
 
 Function = TypeVar("Function", bound=Callable[..., Any])
+log = logging.getLogger(__name__)
 Ended = Literal["answered", "finished", "turns", "time", "tokens"]
 MARK = "__rz_weight__"
 
@@ -139,7 +142,11 @@ class Rubric:
         kind = "metric" if getattr(function, MARK) is None else "reward"
         hook = f"{kind} {function.__name__}"
         with blamed(owner, hook, task.id, function):
-            value = _number(await calls.call(function, task, episode))
+            try:
+                value = _number(await calls.call(function, task, episode))
+            except FileError as error:
+                log.info("%s: %s is 0 for task %s: %s", owner, hook, task.id, error)
+                return 0.0
         if not math.isfinite(value):
             raise NonFinite(told(owner, hook, task.id, f"it returned {value}", source_of(function)))
         return value

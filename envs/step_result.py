@@ -20,7 +20,7 @@ import numpy as np
 
 from ..errors import EnvironmentBug, NonFinite
 from .bug import told
-from .message import Observation
+from .message import Observation, count_images
 from .spaces import is_message
 
 Info = dict[str, Any]
@@ -134,7 +134,13 @@ def _observation(given: object, place: Place) -> Observation:
             raise place.bug(
                 f"the message {reprlib.repr(message)} of the observation has no role and content", _SHOWN
             )
-    return Observation(messages=tuple(messages), images=tuple(given.get("images", ())))
+    images = tuple(given.get("images", ()))
+    if len(images) != (wanted := count_images(messages)):
+        raise place.bug(
+            f"the observation has {len(images)} images, and its messages have {wanted} image parts",
+            'Give each image a part {"type": "image"} in a message; pictured("user", text, png) does.',
+        )
+    return Observation(messages=tuple(messages), images=images)
 
 
 def _info(given: object, place: Place) -> Info:

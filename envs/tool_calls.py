@@ -1,48 +1,32 @@
-"""Reading tool calls out of a reply: Hermes JSON, `<tool_call>{"name": ..., "arguments": {...}}</tool_call>`.
+"""Reading tool calls out of a reply, in the format that the model was trained to write.
 
-    parse(text) -> Reply(thought, content, calls)
+    parse(text) -> Reply(thought, content, calls)                   Hermes JSON
+    parse(text, "xml", schemas)                                     XML functions, typed by the tools' schemas
+    format_of(chat_template) -> "hermes" or "xml"
 
 Invariants: `parse` is total (any text gives a Reply, nothing raises); one malformed call never hides a
-well-formed one beside it; a call inside a thought is no call; a marker inside a call's JSON string is text.
+well-formed one beside it; a call inside a thought is no call.
 A thought is `<think>...</think>`; a `</think>` without its opening (templates that open it in the prompt)
 makes all before it a thought; a thought that never ends takes the rest.
 """
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass, field
-from typing import Any, Literal, NoReturn
+from dataclasses import dataclass
+from typing import Literal
 
-Status = Literal[
-    "ok", "not_closed", "not_json", "not_an_object", "no_name", "no_arguments", "not_unicode", "too_many"
-]
+from . import hermes_calls, xml_calls
+from .tool_call import OPEN, Schemas, Status, ToolCall, ToolFormat, malformed
+
+FormatName = Literal["hermes", "xml"]
+FORMATS: Mapping[FormatName, ToolFormat] = {"hermes": hermes_calls, "xml": xml_calls}
 MAX_CALLS = 100  # of one reply: reading a call costs time in proportion to the reply's length
 
-_MARKER = re.compile(r"<think>|</think>|<tool_call>")
-_SPACE = re.compile(r"\s*")
-_OPEN, _CLOSE = "<tool_call>", "</tool_call>"
+_MARKER = re.compile(f"<think>|</think>|{OPEN}")
 
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ToolCall:
-    """One call as the policy wrote it.
-
-    status   "ok": name and arguments can be used; else what is wrong, and `error` says it to the policy
-    raw      the text between the markers
-    """
-
-    name: str = ""
-    arguments: Mapping[str, Any] = field(default_factory=dict)
-    status: Status = "ok"
-    error: str = ""
-    raw: str = ""
-
-    def openai(self) -> dict[str, object]:
-        """The entry of an assistant message's `tool_calls`."""
-        return {"type": "function", "function": {"name": self.name, "arguments": dict(self.arguments)}}
+__all__ = ["FORMATS", "MAX_CALLS", "FormatName", "Reply", "Status", "ToolCall", "format_of", "parse"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -54,22 +38,23 @@ class Reply:
     calls: tuple[ToolCall, ...] = ()
 
 
-def parse(text: str) -> Reply:
-    """Take a reply apart.
+def parse(text: str, tool_format: FormatName = "hermes", schemas: Schemas | None = None) -> Reply:
+    """Take a reply apart. `schemas` type the values of a format that writes them as text.
 
     >>> reply = parse('<think>hm</think>So <tool_call>{"name": "add", "arguments": {"a": 1}}</tool_call>')
     >>> reply.content, reply.calls[0].name, reply.calls[0].status
     ('So ', 'add', 'ok')
     """
+    read, types = FORMATS[tool_format].read, schemas or {}
     thought, content, position = "", "", 0
     calls: list[ToolCall] = []
     while marker := _MARKER.search(text, position):
         content += text[position : marker.start()]
         if len(calls) == MAX_CALLS:
-            calls.append(_malformed("too_many", f"a reply has at most {MAX_CALLS} calls", ""))
+            calls.append(malformed("too_many", f"a reply has at most {MAX_CALLS} calls", ""))
             return Reply(thought=thought, content=content, calls=tuple(calls))
-        if marker[0] == _OPEN:
-            call, position = _call(text, marker.end())
+        if marker[0] == OPEN:
+            call, position = read(text, marker.end(), types)
             calls.append(call)
         elif marker[0] == "<think>":
             end = text.find("</think>", marker.end())
@@ -81,56 +66,10 @@ def parse(text: str) -> Reply:
     return Reply(thought=thought, content=content + text[position:], calls=tuple(calls))
 
 
-def _call(text: str, start: int) -> tuple[ToolCall, int]:
-    """The call whose JSON begins at or after `start`, and where to read on."""
-    body = _SPACE.match(text, start).end()  # type: ignore[union-attr]  # it matches the empty string too
-    try:
-        value, end = _DECODER.raw_decode(text, body)
-        fault = ""
-    except (ValueError, RecursionError) as error:
-        # RecursionError: a policy may well write ten thousand opening brackets.
-        value, end, fault = None, body, _json_fault(error, body)
-    close = text.find(_CLOSE, end)
-    following = text.find(_OPEN, end)
-    if close < 0 or 0 <= following < close:
-        stop = following if following >= 0 else len(text)
-        return _malformed("not_closed", f"it has no closing {_CLOSE}", text[start:stop]), stop
-    raw, after = text[start:close], close + len(_CLOSE)
-    if fault:
-        return _malformed("not_json", fault, raw), after
-    if trailing := text[end:close].strip():
-        return _malformed("not_json", f"text follows the JSON: {trailing[:40]!r}", raw), after
-    return _checked(value, raw), after
+def format_of(chat_template: str) -> FormatName:
+    """The format that a chat template asks its model for.
 
-
-def _checked(value: object, raw: str) -> ToolCall:
-    if not isinstance(value, dict):
-        return _malformed("not_an_object", "it must be a JSON object with name and arguments", raw)
-    name, arguments = value.get("name"), value.get("arguments")
-    if not isinstance(name, str) or not name:
-        return _malformed("no_name", 'it needs "name", a string', raw)
-    if not isinstance(arguments, dict):
-        return _malformed("no_arguments", '"arguments" must be a JSON object', raw)
-    try:
-        json.dumps(value, ensure_ascii=False).encode()
-    except (UnicodeEncodeError, RecursionError):
-        # "\ud800" is valid JSON and no valid text: a sandbox could not even encode it.
-        return _malformed("not_unicode", "it holds half of a surrogate pair", raw)
-    return ToolCall(name=name, arguments=arguments, raw=raw)
-
-
-def _malformed(status: Status, error: str, raw: str) -> ToolCall:
-    return ToolCall(status=status, error=error, raw=raw)
-
-
-def _json_fault(error: Exception, body: int) -> str:
-    if isinstance(error, json.JSONDecodeError):
-        return f"it is not valid JSON: {error.msg} at character {max(error.pos - body, 0)}"
-    return "it is not valid JSON: it is nested too deeply or a number has too many digits"
-
-
-def _no_constant(name: str) -> NoReturn:
-    raise ValueError(f"{name} is no JSON")
-
-
-_DECODER = json.JSONDecoder(parse_constant=_no_constant)
+    >>> format_of("<tool_call>\\\\n<function=example_function_name>\\\\n<parameter=example_parameter_1>")
+    'xml'
+    """
+    return "xml" if "<function=" in chat_template and "<parameter=" in chat_template else "hermes"

@@ -62,7 +62,7 @@ def evaluate(recipe: Recipe, model_dir: Path | None = None, episodes: int | None
 
 async def _evaluate(recipe: Recipe, model_dir: Path, episodes: int) -> dict[str, float]:
     async with AsyncExitStack() as stack:
-        environment = await open_environment(stack, recipe)
+        environment = await open_environment(stack, recipe, model_dir)
         engine = await start_engine(stack, recipe, model_dir, version=0)
         return await Evaluation(recipe, model_dir, engine, environment, episodes).run()
 

@@ -6,11 +6,16 @@ Everything opened goes onto the caller's exit stack and is closed in the opposit
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from contextlib import AsyncExitStack
 from pathlib import Path
 
 from .. import envs
 from ..envs.factory import EnvFactory
+from ..envs.recording import Recorder
+from ..envs.task import Task
+from ..envs.tool_calls import format_of
+from ..rollout.chat_template import ChatTemplate
 from ..rollout.engine import Engine, make_engine
 from ..rollout.engine_config import EngineConfig
 from ..rollout.episode import EpisodeLimits, EpisodeRunner
@@ -20,11 +25,25 @@ from ..trajectory import Sampling
 from .recipe import Recipe
 
 
-async def open_environment(stack: AsyncExitStack, recipe: Recipe) -> EnvFactory:
-    """The environment's factory, the run's sandboxes and whatever its episodes share."""
+async def open_environment(
+    stack: AsyncExitStack, recipe: Recipe, model_dir: Path | None = None
+) -> EnvFactory:
+    """The environment's factory, the run's sandboxes and whatever its episodes share.
+
+    model_dir   the policy's folder, whose way to write tool calls the environment reads; None: no model plays
+    """
     sandboxes = await stack.enter_async_context(SandboxPool.of(recipe.sandbox, run_id=recipe.name))
-    factory = envs.load(recipe.env.id, sandboxes=sandboxes, **recipe.env.options)
+    options = dict(recipe.env.options)
+    if model_dir is not None:
+        options.setdefault("tool_format", tool_format(recipe, model_dir))
+    factory = envs.load(recipe.env.id, sandboxes=sandboxes, **options)
     return await stack.enter_async_context(factory)
+
+
+def tool_format(recipe: Recipe, model_dir: Path) -> str:
+    """How the policy writes its tool calls: as the recipe says, else as its chat template asks it to."""
+    asked = recipe.model.tool_format
+    return format_of(ChatTemplate.load(model_dir).text) if asked == "auto" else asked
 
 
 async def start_engine(stack: AsyncExitStack, recipe: Recipe, model_dir: Path, version: int) -> Engine:
@@ -63,9 +82,14 @@ def engine_config(recipe: Recipe, model_dir: Path, version: int) -> EngineConfig
 
 
 def episode_runner(
-    recipe: Recipe, model_dir: Path, engine: Engine, environment: EnvFactory, sampling: Sampling | None = None
+    recipe: Recipe,
+    model_dir: Path,
+    engine: Engine,
+    environment: EnvFactory,
+    sampling: Sampling | None = None,
+    watch: Callable[[Task], Recorder] | None = None,
 ) -> EpisodeRunner:
-    """Runs the recipe's episodes; `sampling` replaces the recipe's, for evaluation."""
+    """Runs the recipe's episodes; `sampling` replaces the recipe's, for evaluation; `watch` records them."""
     rollout = recipe.rollout
     return EpisodeRunner(
         engine=engine,
@@ -81,4 +105,5 @@ def episode_runner(
             episode_deadline_s=rollout.episode_deadline_s,
         ),
         seeded=rollout.seeded,
+        watch=watch,
     )

@@ -35,6 +35,10 @@ class ModelSection(Section):
     dtype: Literal["float32", "bfloat16"] = Field(
         "float32", description="the type that both the engine and the learner compute in"
     )
+    tool_format: Literal["auto", "hermes", "xml"] = Field(
+        "auto",
+        description='how it writes tool calls: "hermes" (JSON), "xml", or "auto": by its chat template',
+    )
     seed: int = Field(0, ge=0, lt=2**31, description="seed of the tiny model, apart from the run's")
     cache: str = Field("~/.cache/rz-agent", description="folder that built models are kept in")
 

@@ -123,7 +123,7 @@ class Run:
             observer.stop.is_set,
         )
         store = WeightStore(self._dir / "weights")
-        environment = await open_environment(stack, recipe)
+        environment = await open_environment(stack, recipe, model_dir)
         observer.phase("starting the engine and the learner")
         engine, learner = await self._start(stack, model_dir, point.update)
         stack.push_async_callback(self._in_learner, let_go, learner)

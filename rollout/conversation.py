@@ -4,6 +4,7 @@
     talk.prompt                       ids of the first prompt
     talk.act(ids)                     what the engine sampled, its stop token included
     talk.observe(new) -> Turn         what to append, or the prompt of a new segment
+    talk.see(history) -> Turn         the same, from all that the policy shall see now
 
 After a turn the template is asked for the whole conversation with a mark where the sampled text
 ends. What stands behind the mark follows the sampled ids: the close of the turn (without the
@@ -98,6 +99,14 @@ class Conversation:
         """`act`, then `observe`."""
         self.act(sampled)
         return self.observe(new)
+
+    def see(self, history: Sequence[Message]) -> Turn:
+        """The whole conversation as the policy shall see it after its turn: what does not begin with all that
+        it knows is a new segment."""
+        known = len(self._public)
+        if self._said is not None and list(history[:known]) == self._public:
+            return self.observe(history[known:])
+        return self.restart(history)
 
     def restart(self, messages: Sequence[Message]) -> Turn:
         """Replace the history, for example by a summary of it: always a new segment."""

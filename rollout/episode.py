@@ -1,7 +1,7 @@
 """From one task to one trajectory: the loop between policy and environment.
 
-    env --messages--> Conversation --ids--> Engine --ids, mu, version--> SegmentBuilder
-    env <--text of the sampled turn-- Conversation <--ids-- Engine
+    env --messages--> ContextPolicy --> Conversation --ids--> Engine --ids, mu, version--> SegmentBuilder
+    env <--text of the sampled turn------ Conversation <--ids-- Engine
 
 Invariants: the engine is given exactly the ids that the segment holds; every sampled token enters the
 segment with its own log-probability and version; an episode ends in exactly one of three ways:
@@ -30,9 +30,11 @@ from ..envs import calls
 from ..envs.action import Action
 from ..envs.bug import blamed, source_of
 from ..envs.env import AgentEnv
-from ..envs.failure import mask_reason
-from ..envs.message import Observation
+from ..envs.failure import is_the_policys, mask_reason
+from ..envs.message import NOTHING, Message, Observation, joined
+from ..envs.recording import Recorder
 from ..envs.step_result import Place, Step, checked_reset, checked_step, metrics_of
+from ..envs.task import Task
 from ..errors import MissingLogprob, NonFinite, RzError
 from ..sandboxes.deadline import deadline
 from ..trajectory import Int32, Sampling, Segment, Status, Trajectory
@@ -85,6 +87,7 @@ class _Record:
     request: EpisodeRequest
     calls: calls.Calls
     open: SegmentBuilder
+    recorder: Recorder | None = None
     segments: list[Segment] = field(default_factory=list)
     reward: float = 0.0
     turns: int = 0
@@ -124,6 +127,7 @@ class EpisodeRunner:
 
     make_env   a fresh environment for each episode
     seeded     give each request a seed that follows from the episode's and the turn
+    watch      who listens to the episode of a task, if anybody
     """
 
     def __init__(
@@ -135,8 +139,10 @@ class EpisodeRunner:
         sampling: Sampling,
         limits: EpisodeLimits,
         seeded: bool,
+        watch: Callable[[Task], Recorder] | None = None,
     ) -> None:
         self._engine, self._renderer, self._make_env = engine, renderer, make_env
+        self._watch = watch
         self._sampling, self._limits, self._seeded = sampling, limits, seeded
         self._abandoned = calls.Abandoned()
 
@@ -151,11 +157,14 @@ class EpisodeRunner:
             request=request,
             calls=calls.Calls(name, grace_s=calls.UNWIND_S, abandoned=self._abandoned),
             open=self._segment([]),
+            recorder=self._watch(request.task) if self._watch else None,
         )
         try:
             status = await self._play(env, request, signals, record)
         except _Infrastructure as failure:
             status, reason = "masked", str(failure)
+            if record.recorder:
+                record.recorder.masked(reason)
         finally:
             await self._close(env, record)
         record.open_segment(self._segment([]))
@@ -173,27 +182,39 @@ class EpisodeRunner:
     async def _play(
         self, env: AgentEnv, request: EpisodeRequest, signals: Signals, record: _Record
     ) -> Status:
-        observation = await self._reset(env, request, record)
-        talk = Conversation(self._renderer, observation["messages"], env.prompt_tools)
-        record.open_segment(self._segment(talk.prompt))
+        history = await self._reset(env, request, record)
+        shown = self._shown(env, history)
+        talk = Conversation(self._renderer, shown["messages"], env.prompt_tools)
+        record.open_segment(self._segment(talk.prompt, shown["images"]))
         try:
             while True:
                 completion = await self._sample(request, signals, record)
-                action = Action(
-                    text=talk.act(completion.token_ids), token_ids=tuple(completion.token_ids.tolist())
-                )
+                text = talk.act(completion.token_ids)
+                action = Action(text=text, token_ids=tuple(completion.token_ids.tolist()))
                 step = await self._step(f"step {record.turns}", record, env.astep, action)
+                if record.recorder:
+                    record.recorder.stepped(text, env.parse(text).calls, step)
                 observation, _, terminated, truncated, _ = step
                 if terminated or truncated:
                     return "ok" if terminated else "truncated"
-                self._hear(talk.observe(observation["messages"]), record)
+                history = joined([history, _turn(text), observation])
+                shown = self._shown(env, history)
+                self._hear(talk.see(shown["messages"]), shown["images"], record)
         except _Reached as reached:
-            await self._step("scoring", record, env.atruncate, reached.limit)
+            step = await self._step("scoring", record, env.atruncate, reached.limit)
+            if record.recorder:
+                record.recorder.ended(step)
             return "truncated"
 
-    def _hear(self, turn: Turn, record: _Record) -> None:
+    def _shown(self, env: AgentEnv, history: Observation) -> Observation:
+        """The history as the environment wants it to be seen, as far as the model can see."""
+        shown = env.context.shown(history)
+        return shown if self._renderer.reads_images else Observation(messages=shown["messages"], images=())
+
+    def _hear(self, turn: Turn, images: tuple[bytes, ...], record: _Record) -> None:
         """Take in what the environment said; raises _Reached where no turn may follow it.
 
+        images   all that are shown now
         What the policy never answers is left out: a segment ends with an action, within `context_len`.
         """
         if record.turns >= self._limits.max_turns:
@@ -202,9 +223,9 @@ class EpisodeRunner:
         if not room(before + len(turn.token_ids), context=self._limits.context_len):
             raise _Reached("tokens")
         if turn.extends:
-            record.open.context(turn.token_ids)
+            record.open.context(turn.token_ids, images[len(record.open.images) :])
         else:
-            record.open_segment(self._segment(turn.token_ids))
+            record.open_segment(self._segment(turn.token_ids, images))
 
     async def _sample(self, request: EpisodeRequest, signals: Signals, record: _Record) -> Completion:
         """One turn of the policy, in the segment; raises _Reached where a limit leaves no room for it."""
@@ -222,6 +243,7 @@ class EpisodeRunner:
                     max_tokens=most,
                     stop_token_ids=self._renderer.stop_token_ids,
                     seed=seed_of(request.seed, record.turns) if self._seeded else None,
+                    images=record.open.images,
                 )
             record.open.actions(completion)
         except TimeoutError:
@@ -238,9 +260,9 @@ class EpisodeRunner:
         record.cached_tokens += completion.cached_tokens
         return completion
 
-    def _segment(self, prompt: Int32 | list[int]) -> SegmentBuilder:
+    def _segment(self, prompt: Int32 | list[int], images: tuple[bytes, ...] = ()) -> SegmentBuilder:
         builder = SegmentBuilder(sampling=self._sampling, contract=self._engine.contract)
-        builder.context(prompt)
+        builder.context(prompt, images)
         return builder
 
     async def _reset(self, env: AgentEnv, request: EpisodeRequest, record: _Record) -> Observation:
@@ -251,6 +273,8 @@ class EpisodeRunner:
         limit = f"the task's deadlines.setup_s = {setup_s:g} and a grace"
         returned = await self._ask("reset", record, asked, setup_s + 2 * calls.GRACE_S, limit)
         observation, info = checked_reset(returned, record.place("reset", env.areset))
+        if record.recorder:
+            record.recorder.began(observation, info)
         self._refuse_masked(info)
         return observation
 
@@ -280,9 +304,11 @@ class EpisodeRunner:
         except TimeoutError:
             raise _Infrastructure(f"{what}: no answer within {limit}") from None
         except RzError as error:
-            if (reason := mask_reason(error)) is None:
-                raise
-            raise _Infrastructure(f"{what}: {reason}") from error
+            if reason := mask_reason(error, acted=record.turns > 0):
+                raise _Infrastructure(f"{what}: {reason}") from error
+            if is_the_policys(error):
+                return NOTHING, 0.0, True, False, {"ended": "broken", "why": str(error)}
+            raise
 
     async def _close(self, env: AgentEnv, record: _Record) -> None:
         """Close the environment; the episode's result stands where that does not end."""
@@ -297,3 +323,7 @@ class EpisodeRunner:
     def _refuse_masked(info: Mapping[str, Any]) -> None:
         if reason := info.get("mask"):
             raise _Infrastructure(str(reason))
+
+
+def _turn(text: str) -> Observation:
+    return Observation(messages=(Message(role="assistant", content=text),), images=())

@@ -2,6 +2,7 @@
 
     first(messages, tools)   ids of a prompt
     decode(ids)              what the policy said, for the environment
+    reads_images             whether the template has a place for them; else an image is the word "[image]"
     stop_token_ids           what ends a turn
     Conversation             (conversation.py) the ids that follow a sampled turn
 
@@ -27,6 +28,7 @@ from typing import Any, Literal
 import numpy as np
 from tokenizers import Tokenizer
 
+from ..envs.message import text_of
 from ..errors import ConfigError
 from ..trajectory import Int32
 from .chat_template import ChatTemplate, Message, Tool, read_json, token_text
@@ -65,6 +67,7 @@ class Renderer:
         self.template = ChatTemplate.load(self.folder, arguments=arguments)
         self._tokenizer, self._plain, self.special = _load_tokenizer(self.folder)
         self._short: Callable[[str], tuple[int, ...]] = lru_cache(maxsize=8192)(self._encode_piece)
+        self.reads_images = self._finds_images()
         self.close = self._find_close()
         self.stop_token_ids = self._find_stop_tokens()
         self._check_plain_text()
@@ -125,6 +128,9 @@ class Renderer:
         return kept, ""
 
     def _guard_message(self, message: Message) -> Message:
+        content = message.get("content")
+        if not self.reads_images and isinstance(content, (list, tuple)):
+            message = {**message, "content": text_of(content)}
         guarded: Message = self._guard_value(message, authored=message.get("role") in AUTHORED)
         return guarded
 
@@ -139,6 +145,21 @@ class Renderer:
 
     def _encode_piece(self, piece: str) -> tuple[int, ...]:
         return tuple(self._plain.encode(self.special.unguard(piece), add_special_tokens=False).ids)
+
+    def _finds_images(self) -> bool:
+        """Whether an image in a message leaves a special token of its own."""
+        text = {"type": "text", "text": "a"}
+        try:
+            tokens = [
+                sum(token is not None for token, _ in self.special.split(self.template.render([message])))
+                for message in (
+                    {"role": "user", "content": [{"type": "image"}, text]},
+                    {"role": "user", "content": [text]},
+                )
+            ]
+        except (ConfigError, TypeError):  # a template that takes texts only may add them to a text
+            return False
+        return tokens[0] > tokens[1]
 
     def _find_close(self) -> str:
         """The text with which the template closes a turn, found by rendering one that ends in a mark."""

@@ -1,6 +1,6 @@
 """Token accounting of one growing prompt: what the engine saw, in the order it saw it.
 
-    context(ids)              prompt, observation or template tokens: no action
+    context(ids, images)      prompt, observation or template tokens: no action
     actions(completion)       sampled tokens with their log-probabilities and versions
 
 Invariant: `ids` is exactly what the engine is given next, so the token at position t was sampled
@@ -31,10 +31,11 @@ class SegmentBuilder:
     [5, 6]
     """
 
-    def __init__(self, *, sampling: Sampling, contract: str, images: tuple[bytes, ...] = ()) -> None:
+    def __init__(self, *, sampling: Sampling, contract: str) -> None:
         self._ids, self._mask = array("i"), array("b")
         self._logprobs, self._versions = array("f"), array("i")
-        self._sampling, self._contract, self._images = sampling, contract, images
+        self._sampling, self._contract = sampling, contract
+        self.images: tuple[bytes, ...] = ()
 
     def __len__(self) -> int:
         return len(self._ids)
@@ -48,14 +49,15 @@ class SegmentBuilder:
     def num_actions(self) -> int:
         return sum(self._mask)
 
-    def context(self, ids: Iterable[int]) -> None:
-        """Append tokens that the policy did not sample."""
+    def context(self, ids: Iterable[int], images: tuple[bytes, ...] = ()) -> None:
+        """Append tokens that the policy did not sample, and the images of their placeholders."""
         before = len(self._ids)
         self._ids.extend(int(i) for i in ids)
         added = len(self._ids) - before
         self._mask.extend([0] * added)
         self._logprobs.extend([NAN] * added)
         self._versions.extend([-1] * added)
+        self.images += images
 
     def actions(self, completion: Completion) -> None:
         """Append what the engine sampled, token by token with its own record.
@@ -85,7 +87,7 @@ class SegmentBuilder:
             action_mask=np.array(self._mask, dtype=np.bool_),
             behaviour_logprobs=np.array(self._logprobs, dtype=np.float32),
             policy_version=np.array(self._versions, dtype=np.int32),
-            images=self._images,
+            images=self.images,
             sampling=self._sampling,
             contract=self._contract,
         )

@@ -213,14 +213,14 @@ def test_arithmetic_asks_all_six_kinds_in_the_words_of_the_tiny_policy() -> None
     order = ArithmeticTaskset().order(seed=0)
     tasks = [order[p] for p in range(200)]
     assert {task.metadata["kind"] for task in tasks} == set(KINDS)
-    numbers = {task.metadata["kind"]: re.findall(r"\d+", task.prompt[0]["content"]) for task in tasks}
+    numbers = {task.metadata["kind"]: re.findall(r"\d+", str(task.prompt[0]["content"])) for task in tasks}
     assert {kind: [len(n) for n in found] for kind, found in numbers.items()} == {
         "times": [2, 2], "plus": [2, 2], "minus": [2, 2], "rem": [3, 2], "digits": [4], "max": [2, 2, 2]
     }  # fmt: skip
     code = {"times": "{}*{}", "plus": "{}+{}", "minus": "{}-{}", "rem": "{}%{}",
             "digits": "sum(map(int,str({})))", "max": "max({},{},{})"}  # fmt: skip
     for task in tasks:
-        found = re.findall(r"\d+", task.prompt[0]["content"])
+        found = re.findall(r"\d+", str(task.prompt[0]["content"]))
         assert task.answer == str(eval(code[task.metadata["kind"]].format(*found)))
 
 

@@ -46,6 +46,7 @@ class Scripted:
     ) -> None:
         self.replies, self.tamper = list(replies), tamper
         self.prompts: list[list[int]] = []
+        self.images: list[tuple[bytes, ...]] = []
         self.given: list[Completion] = []
         self.budgets: list[int] = []
         self.seeds: list[int | None] = []
@@ -59,8 +60,10 @@ class Scripted:
         max_tokens: int,
         stop_token_ids: tuple[int, ...],
         seed: int | None,
+        images: Sequence[bytes] = (),
     ) -> Completion:
         assert sampling == SAMPLING
+        self.images.append(tuple(images))
         turn = len(self.prompts)
         self.prompts.append(list(prompt_ids))
         self.budgets.append(max_tokens)

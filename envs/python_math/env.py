@@ -18,6 +18,7 @@ import os
 from collections.abc import AsyncIterator
 from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 from uuid import uuid4
 
@@ -28,11 +29,13 @@ from ...sandboxes.sandbox import Sandbox
 from ..env import AgentEnv
 from ..message import Message
 from ..rubric import Episode, metric, reward
+from ..self_test import Case
 from ..task import Task, Taskset
 from ..tool import tool
 from .answers import last_boxed
 from .grader import Grader
 from .options import PythonMathOptions
+from .scripted import cases, solve
 from .tasks import ArithmeticTaskset
 
 # Some of reasoning-gym's scorers give a little for a wrong answer in the right form.
@@ -51,6 +54,7 @@ class PythonMathEnv(AgentEnv):
     """See the module. The reward is 1 for the right answer in `\\boxed{}`, else 0."""
 
     Options = PythonMathOptions
+    scripted = staticmethod(solve)
     options: PythonMathOptions
     shared: Shared
 
@@ -75,6 +79,10 @@ class PythonMathEnv(AgentEnv):
         if options.taskset == "arithmetic":
             return ArithmeticTaskset(difficulty=options.difficulty)
         return super().load_taskset(options)
+
+    @classmethod
+    def self_test(cls, tasks: Taskset, scratch: Path) -> list[Case]:
+        return cases(tasks, scratch)
 
     async def begin(self, task: Task) -> tuple[Message, ...]:
         self._session, self._calls, self._had_state = uuid4().hex, 0, False

@@ -1,0 +1,211 @@
+"""Grades a patch in a fresh sandbox, from trusted files, as the published harness does; and fails unlike it.
+
+    fresh sandbox -> base commit -> patch -> test files checked out -> scrubbed -> run_script.sh -> parser.py
+
+Invariants: nothing of where the policy acted is there but its patch. When its code first runs, the later
+history is gone from the repository: a patch cannot fetch the solution it is measured by. What it prints
+cannot be taken back (the log is a pipe, no file), and the parser runs after all that it started has ended.
+A verdict is about the patch: one that does not apply, tests that run too long or flood their log, a log that
+the parser cannot read, have failed. What goes wrong before the policy's code runs, and a sandbox that is lost
+at any time, raises (`InfraFailure`, `SandboxError`); so does a parser that cannot even read an empty log.
+Waits: a grading for its own sandbox; for one of `max_live` places, while it holds none.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import secrets
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from ...sandboxes.errors import CreateError, FileError
+from ...sandboxes.exec_result import ExecResult
+from ...sandboxes.pool import SandboxPool
+from ...sandboxes.sandbox import Sandbox
+from ..failure import InfraFailure
+from ..task import Resources
+from .instance import Instance
+from .options import SWEBenchProOptions
+from .repository import Repositories
+from .room import room
+from .scripts import Scripts
+from .tree import ENVIRONMENT, Tree
+from .verdict import missing, statuses
+
+_LOG_BYTES = 64 << 20
+_PARSE_S = 300.0
+_SAID = 1000  # characters
+_PARSE = Path(__file__).with_name("parse_logs.py")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Run:
+    """The tests of an instance under one patch.
+
+    applied    whether the patch did; without it no test ran
+    why        what went wrong, in words; "" where the tests ran and could be read
+    statuses   of every test that was seen
+    said       the end of the log, for a person
+    """
+
+    applied: bool
+    why: str = ""
+    statuses: Mapping[str, str] = field(default_factory=dict)
+    said: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Grade:
+    """resolved: every test that decides has passed; passed: the share of each list that has."""
+
+    resolved: bool
+    applied: bool
+    why: str
+    fail_to_pass: float = 0.0
+    pass_to_pass: float = 0.0
+
+    @classmethod
+    def of(cls, instance: Instance, run: Run) -> Grade:
+        """The verdict on a run."""
+        left = missing(instance.tests, run.statuses)
+        why = run.why or (f"did not pass: {', '.join(left[:5])}" if left else "")
+        return cls(
+            resolved=run.applied and not run.why and not left,
+            applied=run.applied,
+            why=why,
+            fail_to_pass=_share(instance.fail_to_pass, left),
+            pass_to_pass=_share(instance.pass_to_pass, left),
+        )
+
+
+class Grader:
+    """One for a run; gradings run side by side, each with a sandbox of its own."""
+
+    def __init__(
+        self, sandboxes: SandboxPool, options: SWEBenchProOptions, repositories: Repositories
+    ) -> None:
+        self._sandboxes, self._options, self._repositories = sandboxes, options, repositories
+
+    async def grade(
+        self,
+        instance: Instance,
+        scripts: Scripts,
+        patch: str,
+        resources: Resources,
+    ) -> Grade:
+        """The verdict on a patch."""
+        return Grade.of(instance, await self.run(instance, scripts, patch, resources))
+
+    async def run(
+        self,
+        instance: Instance,
+        scripts: Scripts,
+        patch: str,
+        resources: Resources,
+    ) -> Run:
+        """Run the tests under a patch; "" is the base commit itself."""
+        pack = await self._pack(instance)
+        spec = room(self._sandboxes.spec, instance, self._options, resources)
+        sandbox = await self._sandboxes.lease(spec)
+        try:
+            tree = await Tree.fill(
+                sandbox,
+                instance,
+                pack=pack,
+                path=self._options.repo_path,
+                deadline_s=self._options.setup_s,
+            )
+            if patch and (why := await tree.apply(patch)):
+                return Run(applied=False, why=f"the patch does not apply: {why}")
+            await tree.checkout(instance.checkout_tests)
+            await tree.scrub()
+            ran = await self._tests(tree, instance, scripts)
+            if ran.timed_out:
+                return Run(applied=True, why=f"the tests did not end within {self._options.tests_s:g} s")
+            if ran.flooded or ran.truncated:
+                return Run(applied=True, why=f"the tests wrote more than {_LOG_BYTES >> 20} MiB")
+            return await self._parsed(sandbox, scripts, _text(ran.stdout), _text(ran.stderr))
+        finally:
+            await sandbox.close()
+
+    async def _pack(self, instance: Instance) -> bytes | None:
+        """What the sandbox must be given: with the commit that the test files come from."""
+        if instance.local is None:
+            return None
+        commits = [instance.base_commit, *_commits(instance.checkout_tests)]
+        return await self._repositories.pack(instance.local, commits)
+
+    async def _tests(self, tree: Tree, instance: Instance, scripts: Scripts) -> ExecResult:
+        folder = await _filled(
+            tree.sandbox, {"run_script.sh": scripts.run_script, "exports.sh": scripts.exports}
+        )
+        program = 'set -a; . "$1/exports.sh"; set +a; cd -- "$2"; exec bash "$1/run_script.sh" "$3"'
+        selected = ",".join(instance.selected_test_files_to_run)
+        return await tree.sandbox.exec(
+            ["bash", "-c", program, "bash", folder, tree.path, selected],
+            env=ENVIRONMENT | _home(instance),
+            timeout_s=self._options.tests_s,
+            output_limit=_LOG_BYTES,
+        )
+
+    async def _parsed(self, sandbox: Sandbox, scripts: Scripts, stdout: str, stderr: str) -> Run:
+        try:
+            parsed = await self._parse(sandbox, scripts, stdout, stderr)
+            if parsed.exit_code == 0:
+                found = json.loads(parsed.stdout)
+                pairs = [(name, status) for name, status in (*found["reported"], *found["seen"])]
+                log = f"{stdout}\n{stderr}"
+                return Run(applied=True, statuses=statuses(pairs, log), said=log.strip()[-_SAID:])
+            empty = await self._parse(sandbox, scripts, "", "")
+        except (FileError, CreateError) as error:  # the sandbox lives: its files are what the tests left
+            return Run(applied=True, why=f"the tests left a sandbox in which no log can be read: {error}")
+        if empty.exit_code:
+            raise InfraFailure(f"the instance's parser does not run: {_last(empty)}")
+        return Run(applied=True, why=f"the log of the tests cannot be read: {_last(parsed)}")
+
+    async def _parse(self, sandbox: Sandbox, scripts: Scripts, stdout: str, stderr: str) -> ExecResult:
+        files = {
+            "parser.py": scripts.parser,
+            "parse_logs.py": _PARSE.read_text(encoding="utf-8"),
+            "stdout.log": stdout,
+            "stderr.log": stderr,
+        }
+        folder = await _filled(sandbox, files)
+        names = ("parse_logs.py", "parser.py", "stdout.log", "stderr.log", "output.json")
+        return await sandbox.exec(
+            [self._options.python, "-I", *(f"{folder}/{name}" for name in names)],
+            timeout_s=_PARSE_S,
+            output_limit=_LOG_BYTES,
+        )
+
+
+async def _filled(sandbox: Sandbox, files: Mapping[str, str]) -> str:
+    """A new folder with these files, as programs see it; nobody can have put anything there before."""
+    name = f"grading-{secrets.token_hex(8)}"
+    for file, text in files.items():
+        await sandbox.write(f"{name}/{file}", text.encode())
+    return (await sandbox.exec(["sh", "-c", "pwd -P"])).stdout.decode().strip() + f"/{name}"
+
+
+def _home(instance: Instance) -> dict[str, str]:
+    """A published image was built by root, in root's home."""
+    return {} if instance.local is not None else {"HOME": "/root"}
+
+
+def _commits(command: str) -> list[str]:
+    """Full hashes in a shell command."""
+    return [word for word in command.split() if re.fullmatch(r"[0-9a-f]{40}([0-9a-f]{24})?", word)]
+
+
+def _share(tests: tuple[str, ...], left: list[str]) -> float:
+    return 1.0 - len(set(tests) & set(left)) / len(set(tests)) if tests else 1.0
+
+
+def _text(log: bytes) -> str:
+    return log.decode("utf-8", "replace")
+
+
+def _last(done: ExecResult) -> str:
+    return done.text.strip()[-400:]

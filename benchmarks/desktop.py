@@ -18,16 +18,17 @@ from pathlib import Path
 
 from rich.console import Console
 from rich.table import Table
+from rz_agent.sandboxes.desktop import answers
 from rz_agent.sandboxes.desktop.actions import Click, Hotkey, Press, Type
 from rz_agent.sandboxes.desktop.archive import build
 from rz_agent.sandboxes.desktop.desktop import Desktop
 from rz_agent.sandboxes.desktop.hand import Hand
-from rz_agent.sandboxes.desktop.provider import DesktopProvider, roomy
+from rz_agent.sandboxes.desktop.provider import ROOM, DesktopProvider
 from rz_agent.sandboxes.desktop.screen import Screen
 from rz_agent.sandboxes.errors import FileError
 from rz_agent.sandboxes.local.cgroups import find_hierarchies
 from rz_agent.sandboxes.local.provider import LocalProvider
-from rz_agent.sandboxes.spec import SandboxSpec
+from rz_agent.sandboxes.spec import SandboxSpec, roomier
 from rz_agent.sandboxes.tables import DesktopTable, LocalTable
 
 TEXT = "Größe: 42 €, (a+b)*c != d; é你好ß ~|{}\n\tsecond line: ÅΩя “quoted”\n"
@@ -90,13 +91,13 @@ async def saved(desktop: Desktop, path: str) -> bool:
 async def whole_screens(size: tuple[int, int], rounds: int) -> list[float]:
     """Screenshots of which nothing is known before, with an editor on the screen."""
     provider = LocalProvider(LocalTable())
-    async with await provider.create(roomy(SandboxSpec())) as sandbox:
-        hand = await Hand.start(sandbox, build(), python="python3", settings={"size": size, "a11y": False})
-        await hand.ask("launch", {"argv": ["mousepad"], "env": {}, "cwd": None})
+    async with await provider.create(roomier(SandboxSpec(), ROOM)) as sandbox:
+        hand = await Hand.start(sandbox, build(), python="python3", size=size, a11y=False)
+        await hand.ask("launch", {"argv": ["mousepad"], "env": {}, "cwd": None}, answers.started)
         await asyncio.sleep(2)
 
         async def look() -> None:
-            Screen().update(*await hand.ask("screenshot", {"since": 0}))
+            await hand.ask("screenshot", {"since": 0}, Screen(size).update)
 
         times = await timed(rounds, look)
         await hand.end()

@@ -1,0 +1,1 @@
+"""Where machines come from. One file per kind."""

@@ -11,7 +11,7 @@ BIN := .venv/bin
 BENCH_MODELS := .cache/bench-tiny .cache/bench-smollm2
 INSTALL := requirements/install.sh $(SET) $(if $(PYTHON),--python $(PYTHON))
 
-.PHONY: help install install-dev quickstart test lint typecheck test-fast bench lock clean
+.PHONY: help install install-dev osworld-programs quickstart test lint typecheck test-fast bench lock clean
 
 help:  ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  %-12s %s\n", $$1, $$2 }' Makefile
@@ -20,7 +20,10 @@ install:  ## virtual environment .venv with the locked packages
 	@$(INSTALL)
 
 install-dev:  ## the same with tests, linter and type checker
-	@$(INSTALL) --with dev --with smollm2 --with sandboxes
+	@$(INSTALL) --with dev --with smollm2 --with sandboxes --with osworld --with swebench
+
+osworld-programs:  ## programs that OSWorld's tasks are about, for `rz-agent env check osworld` (needs root)
+	@apt-get install -y --no-install-recommends gimp vlc-bin vlc-plugin-base vlc-plugin-qt chromium socat xdg-utils procps
 
 quickstart: install  ## build the tiny model, train it on the Python-tool task, show the result
 	@$(BIN)/rz-agent train --env python

@@ -20,7 +20,17 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from . import sandbox_cli
+from . import env_cli, runs_cli, sandbox_cli
+from .cli_options import (
+    EnvOption,
+    RecipeOption,
+    RootOption,
+    RunArgument,
+    SandboxOption,
+    SetOption,
+    chosen_recipe,
+    table,
+)
 from .errors import ConfigError, RzError
 
 if TYPE_CHECKING:
@@ -37,50 +47,10 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
 )
 model_app = typer.Typer(no_args_is_help=True, rich_markup_mode=None, help="Make a model folder.")
-env_app = typer.Typer(no_args_is_help=True, rich_markup_mode=None, help="What can be trained on.")
-runs_app = typer.Typer(
-    no_args_is_help=True, rich_markup_mode=None, help="Look at runs, take things out of them."
-)
 app.add_typer(model_app, name="model")
-app.add_typer(env_app, name="env")
-app.add_typer(runs_app, name="runs")
+app.add_typer(env_cli.app, name="env")
+app.add_typer(runs_cli.app, name="runs")
 app.add_typer(sandbox_cli.app, name="sandbox")
-
-RecipeOption = Annotated[
-    str | None,
-    typer.Option("--recipe", "-r", help="A shipped recipe's name or a TOML file.", show_default=False),
-]
-EnvOption = Annotated[
-    str | None,
-    typer.Option("--env", "-e", help="An environment; see `rz-agent env list`.", show_default=False),
-]
-
-
-def _key_and_value(overrides: list[str] | None) -> list[str] | None:
-    """Refuse `--set updates 3` for what it is, before the 3 is called an unexpected argument."""
-    if overrides:
-        from .recipes.recipe_file import key_and_value
-
-        for override in overrides:
-            key_and_value(override)
-    return overrides
-
-
-SetOption = Annotated[
-    list[str] | None,
-    typer.Option(
-        "--set",
-        "-s",
-        metavar="KEY=VALUE",
-        help="Override a key of the recipe, as TOML.",
-        callback=_key_and_value,
-    ),
-]
-SandboxOption = Annotated[
-    Path | None, typer.Option("--sandbox", help="A TOML file whose [sandbox] table replaces the recipe's.")
-]
-RootOption = Annotated[Path, typer.Option("--runs", help="The folder that runs are kept in.")]
-RunArgument = Annotated[str, typer.Argument(help="Name of a run, or its folder.")]
 
 
 @app.command(epilog="Example: rz-agent train --env python --set lag.max_lag=0 --set updates=50")
@@ -111,7 +81,7 @@ def train(
     if resume is not None:
         chosen, run_dir = _resumed(root, resume, env, recipe, overrides, sandbox)
     else:
-        chosen, run_dir = _recipe(env, recipe, overrides, sandbox), None
+        chosen, run_dir = chosen_recipe(env, recipe, overrides, sandbox), None
     if run_dir is not None and not dry_run and _is_finished(run_dir, chosen):
         return
     _check(chosen)
@@ -119,24 +89,6 @@ def train(
         typer.echo(chosen.toml(), nl=False)
         return
     _train(chosen, root, run_dir, named=name is not None)
-
-
-def _recipe(env: str | None, recipe: str | None, overrides: list[str], sandbox: Path | None) -> Recipe:
-    from .recipes import recipe_file
-
-    if env is not None and recipe is not None:
-        overrides = [f"env.id={json.dumps(env)}", *overrides]
-    if recipe is not None:
-        return recipe_file.load(recipe, overrides, sandbox)
-    if env is None:
-        raise ConfigError(
-            source="command line",
-            key="--env",
-            value="",
-            why="is missing.",
-            remedy="Name an environment (--env python), a recipe (--recipe FILE) or a run (--resume RUN).",
-        )
-    return recipe_file.for_environment(env, overrides, sandbox)
 
 
 def _resumed(
@@ -245,13 +197,7 @@ def _first_interrupt_asks(stop: threading.Event) -> Iterator[None]:
 def _tell(run_dir: Path) -> None:
     from .recipes import runs
 
-    _table(runs.describe(runs.open_run(run_dir)))
-
-
-def _table(rows: list[tuple[str, str]]) -> None:
-    width = max((len(name) for name, _ in rows), default=0)
-    for name, value in rows:
-        typer.echo(f"{name:<{width}}  {value}")
+    table(runs.describe(runs.open_run(run_dir)))
 
 
 @app.command("eval", epilog="Example: rz-agent eval --run python --episodes 256 --split test")
@@ -280,7 +226,7 @@ def evaluate(
     if run is not None:
         chosen, run_dir = _resumed(root, run, env, recipe, overrides, sandbox)
     else:
-        chosen = _recipe(env, recipe, overrides, sandbox)
+        chosen = chosen_recipe(env, recipe, overrides, sandbox)
     with libraries_are_quiet() as terminal, tempfile.TemporaryDirectory() as scratch:
         # Imported here: even its imports have things to say.
         from .recipes import runs
@@ -298,7 +244,7 @@ def evaluate(
         model = model or model_folder(chosen.model, say)
         say(f"playing {episodes} episodes of the split {chosen.eval.split}")
         figures = run_evaluation(chosen, model, episodes)
-    _table([(name, f"{value:.4g}") for name, value in figures.items()])
+    table([(name, f"{value:.4g}") for name, value in figures.items()])
 
 
 @app.command(epilog="Example: rz-agent audit python --share 0.1")
@@ -369,72 +315,6 @@ def model_smollm2(out: Annotated[Path, typer.Argument(help="A new folder.")]) ->
 
     convert_smollm2(out)
     typer.echo(f"{out}: SmolLM2-135M-Instruct")
-
-
-@env_app.command("list", epilog="Example: rz-agent env list")
-def env_list() -> None:
-    """Every environment that is installed: its short name, and its id or where its code is."""
-    from .envs.registry import listed
-
-    _table(list(listed().items()))
-
-
-@runs_app.command("list", epilog="Example: rz-agent runs list")
-def runs_list(root: RootOption = Path("runs")) -> None:
-    """All runs: state, updates, last reward."""
-    from .recipes import runs
-    from .recipes.progress import number
-
-    found = runs.list_runs(root)
-    if not found:
-        typer.echo(f"no runs in {root}")
-    for run in found:
-        typer.echo(
-            f"{run.path.name:<24} {run.state:<12} update {run.updates_done}/{run.recipe.updates}"
-            f"  reward {number(run.last.get('reward/mean'))}  max lag {run.recipe.lag.max_lag}"
-            f"  {run.recipe.env.id}"
-        )
-
-
-@runs_app.command("show", epilog="Example: rz-agent runs show python")
-def runs_show(
-    run: RunArgument,
-    as_json: Annotated[
-        bool, typer.Option("--json", help="The last figures and the summary as JSON.")
-    ] = False,
-    root: RootOption = Path("runs"),
-) -> None:
-    """How one run went and where its files are; redraws its summary.png."""
-    from .recipes import runs, summary_plot
-
-    found = runs.open_run(runs.find_run(root, run))
-    if as_json:
-        typer.echo(json.dumps({"last": found.last, "summary": found.summary}, indent=2))
-        return
-    summary_plot.draw(found.path)
-    _table(runs.describe(found))
-
-
-@runs_app.command(
-    "export", epilog="Example: rz-agent runs export python out/python --trajectories out/episodes.jsonl"
-)
-def runs_export(
-    run: RunArgument,
-    out: Annotated[Path, typer.Argument(help="A new folder for the model.")],
-    trajectories: Annotated[
-        Path | None, typer.Option("--trajectories", help="Also write the trained episodes, one JSON a line.")
-    ] = None,
-    root: RootOption = Path("runs"),
-) -> None:
-    """Write the newest weights as a Hugging Face folder, and the episodes if asked."""
-    from .recipes import runs
-
-    found = runs.open_run(runs.find_run(root, run))
-    version = runs.export_model(found, out)
-    typer.echo(f"{out}: the weights of version {version}")
-    if trajectories is not None:
-        count = runs.export_trajectories(found, trajectories)
-        typer.echo(f"{trajectories}: {count} episodes")
 
 
 def _terminated(number: int, frame: FrameType | None) -> None:

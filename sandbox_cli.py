@@ -7,11 +7,12 @@ from __future__ import annotations
 
 import asyncio
 import sys
-from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
+
+from .cli_options import table
 
 if TYPE_CHECKING:
     from .sandboxes.conformance import Outcome
@@ -80,7 +81,7 @@ def ps(provider: ProviderOption = None, sandbox: FileOption = None) -> None:
     for info in sorted(infos, key=lambda info: info.age_s):
         owner = f"{tools.owner_state(info)} {info.owner}".strip()
         rows.append((info.provider, info.id, info.state, _age(info.age_s), info.run_id or "-", owner))
-    _columns(rows)
+    table(rows)
 
 
 @app.command(
@@ -134,7 +135,7 @@ def reap(
     removed = asyncio.run(tools.reaped(configs, run_id=run_id, dead_owners=not living, say=_note))
     if removed:
         head = [("PROVIDER", "ID", "RUN", "WHAT")]
-        _columns([*head, *((name, one.id or "-", one.run_id or "-", one.what) for name, one in removed)])
+        table([*head, *((name, one.id or "-", one.run_id or "-", one.what) for name, one in removed)])
     else:
         typer.echo("nothing was left behind")
     for name, number in tools.unasked(configs).items() if provider is None else ():
@@ -152,13 +153,7 @@ def bench(
 
     timings = asyncio.run(tools.measured(tools.config_of(sandbox, provider), rounds))
     head = [("OPERATION", "P50 MS", "P95 MS", "ROUNDS")]
-    _columns([*head, *((t.name, f"{t.p50:.2f}", f"{t.p95:.2f}", str(t.rounds)) for t in timings)])
-
-
-def _columns(rows: Sequence[tuple[str, ...]]) -> None:
-    widths = [max(len(row[i]) for row in rows) for i in range(len(rows[0]))]
-    for row in rows:
-        typer.echo("  ".join(f"{cell:<{width}}" for cell, width in zip(row, widths, strict=True)).rstrip())
+    table([*head, *((t.name, f"{t.p50:.2f}", f"{t.p95:.2f}", str(t.rounds)) for t in timings)])
 
 
 def _age(seconds: float) -> str:

@@ -3,7 +3,7 @@
 #
 #   requirements/install.sh [cpu|cuda] [--venv DIR] [--with LOCK]... [--python PATH]
 #
-# LOCK is dev, sandboxes (docker, e2b, desktop) or smollm2; several may be given.
+# LOCK is dev, sandboxes (docker, e2b, desktop), osworld, swebench or smollm2; several may be given.
 #
 # Does nothing when the environment already matches the lock files (a stamp keeps their hash).
 # System packages are installed with apt-get when that is possible, else the command to run is printed.
@@ -55,6 +55,9 @@ sys.exit(not os.path.exists(sysconfig.get_path("include") + "/Python.h"))' || ne
     command -v runc >/dev/null || need+=(runc)
     command -v iptables >/dev/null || need+=(iptables)
   fi
+  if wants_dev; then  # the tests make repositories, which are worked on in sandboxes
+    command -v git >/dev/null || need+=(git)
+  fi
   if wants_dev; then  # the tests put desktops into sandboxes
     command -v Xvfb >/dev/null || need+=(xvfb)
     command -v openbox >/dev/null || need+=(openbox)
@@ -63,6 +66,11 @@ sys.exit(not os.path.exists(sysconfig.get_path("include") + "/Python.h"))' || ne
     [[ -e /usr/libexec/at-spi-bus-launcher ]] || need+=(at-spi2-core)
     "$1" -c 'import ctypes; ctypes.CDLL("libnss_wrapper.so")' 2>/dev/null || need+=(libnss-wrapper)
     [[ -d /usr/share/fonts/truetype/dejavu ]] || need+=(fonts-dejavu-core)
+    # what OSWorld's tasks in a terminal use; `make osworld-programs` installs those with windows of their own
+    command -v gnome-terminal >/dev/null || need+=(gnome-terminal)
+    command -v gsettings >/dev/null || need+=(libglib2.0-bin)
+    command -v bc >/dev/null || need+=(bc)
+    [[ -e /usr/share/glib-2.0/schemas/org.gnome.shell.gschema.xml ]] || need+=(gnome-shell-common)
   fi
   echo "${need[*]}"
 }

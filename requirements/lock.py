@@ -1,4 +1,4 @@
-"""Rewrite cpu.lock, dev.lock, sandboxes.lock and smollm2.lock from the packages that are installed now.
+"""Rewrite cpu.lock and the locks beside it but cuda.lock from the packages that are installed now.
 
 Run by `make lock` after an upgrade by hand (`.venv/bin/pip install NAME==VERSION`). A package stays in
 the file that names it; one that no file names goes to cpu.lock. cuda.lock is resolved on a GPU machine.
@@ -32,13 +32,13 @@ def pins(file: Path) -> dict[str, str]:
 
 
 def relock() -> None:
-    """Write the four files; comments at their top are kept, torch stays first."""
+    """Write these files; comments at their top are kept, torch stays first."""
     installed = {
         normal(dist.name): f"{dist.name}=={dist.version}"
         for dist in metadata.distributions()
         if normal(dist.name) not in NOT_LOCKED
     }
-    others = [HERE / f"{name}.lock" for name in ("dev", "sandboxes", "smollm2")]
+    others = [HERE / f"{name}.lock" for name in ("dev", "osworld", "sandboxes", "smollm2", "swebench")]
     elsewhere = {name for file in others for name in pins(file)}
     for file in [HERE / "cpu.lock", *others]:
         own = pins(file) if file in others else {name: "" for name in installed if name not in elsewhere}

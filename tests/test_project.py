@@ -11,6 +11,7 @@ from importlib import metadata
 from pathlib import Path
 
 import pytest
+import typer
 from rz_agent.cli import app
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -155,15 +156,20 @@ def test_no_root_module_has_the_name_of_a_standard_or_installed_module() -> None
     assert ours & (set(sys.stdlib_module_names) | installed) == set()
 
 
-def commands() -> list[tuple[str, ...]]:
+def commands(group: typer.Typer = app, words: tuple[str, ...] = ()) -> list[tuple[str, ...]]:
     """Every command that does something, as its words."""
-    groups = [((), app), *(((str(group.name),), group.typer_instance) for group in app.registered_groups)]
-    return [
+    own = [
         (*words, command.name or command.callback.__name__)
-        for words, group in groups
-        for command in (group.registered_commands if group else ())
+        for command in group.registered_commands
         if command.callback
     ]
+    below = [
+        found
+        for inner in group.registered_groups
+        if inner.typer_instance
+        for found in commands(inner.typer_instance, (*words, str(inner.name)))
+    ]
+    return own + below
 
 
 @pytest.mark.parametrize("command", commands(), ids=" ".join)
@@ -210,13 +216,18 @@ def test_the_sandboxes_lock_completes_the_extras_of_the_providers() -> None:
     assert wanted - locked("sandboxes").keys() - locked("cpu").keys() == set()
 
 
+def test_the_osworld_lock_completes_its_extra() -> None:
+    wanted = set(PROJECT["project"]["optional-dependencies"]["osworld"])
+    assert wanted - locked("osworld").keys() - locked("cpu").keys() == set()
+
+
 def test_the_cpu_lock_leaves_out_what_breaks_transformers_beside_a_cpu_torch() -> None:
     assert locked("cpu").keys() & {"torchvision", "torchaudio", "torchcodec"} == set()
     assert locked("cpu")["torch"].endswith("+cpu")
 
 
 def test_locks_do_not_contradict_each_other() -> None:
-    for extra in ("dev", "sandboxes", "smollm2"):
+    for extra in ("dev", "osworld", "sandboxes", "smollm2", "swebench"):
         for base in ("cpu", "cuda"):
             shared = locked(extra).keys() & locked(base).keys()
             assert {n: locked(extra)[n] for n in shared} == {n: locked(base)[n] for n in shared}

@@ -283,8 +283,8 @@ async def test_it_lives_as_long_as_it_is_kept_alive_and_no_longer(service: Loopb
 
 
 async def test_after_its_lifetime_nothing_prolongs_it(service: Loopback, table: E2bTable) -> None:
-    provider = E2bProvider(table.model_copy(update={"ttl_s": 1.0}))
-    async with await provider.create(SandboxSpec(lifetime_s=1.5)) as sandbox:
+    provider = E2bProvider(table.model_copy(update={"ttl_s": 3.0}))
+    async with await provider.create(SandboxSpec(lifetime_s=4.0)) as sandbox:
         assert (await dead(sandbox.exec(["sleep", "60"], timeout_s=60))).cause == "expired"
 
 

@@ -70,8 +70,9 @@ def test_a_plain_user_contains_every_hostile_program_that_root_contains() -> Non
 
 def test_the_machines_other_folders_are_not_there_at_all() -> None:
     code = (
-        "for path in ('/etc/shadow', '/root', '/home', '/var', '/sys/kernel'):\n"
-        "  try: open(path); print('OPENED', path)\n  except FileNotFoundError: pass"
+        "import os\nfor path in ('/etc/shadow', '/root', '/var', '/sys/kernel'):\n"
+        "  try: open(path); print('OPENED', path)\n  except FileNotFoundError: pass\n"
+        "assert os.listdir('/home') == ['user'] and os.readlink('/home/user') == '/box'"
     )
 
     async def scenario() -> None:

@@ -63,6 +63,8 @@ def lead(learner: LearnerOfRanks, out: Path) -> None:
 
 def main(model: Path, out: Path, failure: str) -> None:
     rank, _ = launched()
+    # Its launcher ends a rank as soon as another has died. A rank has to end by itself, and to say why.
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
     config = LearnerConfig(lr=1e-3, micro_batch_tokens=40)
     try:
         if rank == 0:

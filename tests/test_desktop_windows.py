@@ -21,9 +21,8 @@ def display() -> Iterator[Display]:
     options = ["-displayfd", str(gives), "-screen", "0", "320x200x24", "-nolisten", "tcp", "-noreset", "-ac"]
     with subprocess.Popen(["Xvfb", *options], pass_fds=(gives,), stderr=subprocess.DEVNULL) as server:
         os.close(gives)
-        name = f":{os.read(given, 16).decode().strip()}"
-        os.close(given)
-        display = Display(name)
+        with open(given) as numbers:  # it writes the newline apart, and ends when nobody reads that
+            display = Display(f":{numbers.readline().strip()}")
         try:
             yield display
         finally:

@@ -168,6 +168,12 @@ class AgentEnv(gymnasium.Env[Observation, str]):
         """
         return ()
 
+    @classmethod
+    def longest_step_s(cls, options: Any) -> float:
+        """Seconds that one step, its scoring included, may take by deadlines of the environment's own: what
+        `rollout.step_deadline_s` of a recipe must exceed. 0: it has none."""
+        return 0.0
+
     def clock(self, seconds: float) -> AbstractAsyncContextManager[None]:
         """A deadline of the running episode: TimeoutError after so long, waits for a sandbox not counted."""
         return self._running().clock(seconds)

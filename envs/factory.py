@@ -36,6 +36,7 @@ class EnvFactory:
     taskset       the tasks; `taskset.order(seed)[position]` is what to reset to
     tool_specs    the tools; prompt_tools: what the chat template is given
     max_turns     actions an episode has
+    longest_step_s   what a deadline on one step must exceed, in seconds; 0: not known
     """
 
     def __init__(
@@ -56,6 +57,7 @@ class EnvFactory:
         self.tool_specs: tuple[ToolSpec, ...] = self._first.tool_specs
         self.prompt_tools: list[dict[str, Any]] = self._first.prompt_tools
         self.max_turns: int = self._first.max_turns
+        self.longest_step_s: float = env_class.longest_step_s(self._first.options)
         self._stack: AsyncExitStack | None = None
         self._shared: Any = None
         self._abandoned = Abandoned()

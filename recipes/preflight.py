@@ -21,8 +21,21 @@ def check(recipe: Recipe) -> None:
     """Raise ConfigError where the run could not start: environment, tasks, model, sandboxes."""
     factory = envs.load(recipe.env.id, **recipe.env.options)
     _check_tasks(factory.taskset, recipe)
+    _check_step(factory.longest_step_s, recipe)
     check_model(recipe.model)
     make_provider(recipe.sandbox, source="recipe")
+
+
+def _check_step(longest_s: float, recipe: Recipe) -> None:
+    if recipe.rollout.step_deadline_s <= longest_s:
+        raise ConfigError(
+            source="recipe",
+            key="rollout.step_deadline_s",
+            value=recipe.rollout.step_deadline_s,
+            why=f"is not longer than the {longest_s:g} s that a step of {recipe.env.id} may take by its own "
+            "deadlines: an episode that is only slow would be masked instead of being scored.",
+            remedy=f"Use more than {longest_s:g}, or shorten the deadlines in [env.options].",
+        )
 
 
 def _check_tasks(taskset: Taskset, recipe: Recipe) -> None:

@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import BaseModel
 from rz_agent.errors import ConfigError
-from rz_agent.recipes import recipe_file
+from rz_agent.recipes import preflight, recipe_file
 from rz_agent.recipes.recipe import Recipe, parse, warnings
 
 
@@ -205,6 +205,14 @@ def test_a_combination_that_cannot_work_is_refused_with_the_reason(overrides: li
     assert error.why
     assert error.remedy
     assert error.source == "recipe python with --set"
+
+
+@pytest.mark.parametrize(("name", "longest"), [("swebench-pro", 120 + 600 + 2 * 300), ("osworld", 900)])
+def test_a_step_has_longer_than_the_environments_own_deadlines(name: str, longest: int) -> None:
+    preflight.check(recipe_file.load(name, [f"rollout.step_deadline_s={longest + 1}"]))
+    with pytest.raises(ConfigError, match=rf"(?s)= {longest}.*Use more than {longest}") as e:
+        preflight.check(recipe_file.load(name, [f"rollout.step_deadline_s={longest}"]))
+    assert e.value.key == "rollout.step_deadline_s"
 
 
 def test_an_error_names_the_file(tmp_path: Path) -> None:

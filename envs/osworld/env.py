@@ -83,6 +83,11 @@ class OSWorldEnv(AgentEnv):
         return taskset(options)
 
     @classmethod
+    def longest_step_s(cls, options: OsworldOptions) -> float:
+        """The last one, which is scored."""
+        return SCORING_S
+
+    @classmethod
     def self_test(cls, tasks: Taskset, scratch: Path) -> Iterable[Case]:
         return cases(tasks)
 

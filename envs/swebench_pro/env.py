@@ -31,7 +31,7 @@ from ..task import Task, Taskset
 from ..tool import ToolError, tool
 from .dataset import SAMPLE, instance_of, load_dataset, scripts_of
 from .editor import Editor
-from .grader import Grade, Grader
+from .grader import Grade, Grader, longest_s
 from .instance import Instance
 from .options import SWEBenchProOptions
 from .repository import Repositories
@@ -94,6 +94,11 @@ class SWEBenchProEnv(AgentEnv):
         if name == "sample" or Path(name).suffix in (".jsonl", ".parquet"):
             return load_dataset(SAMPLE if name == "sample" else name, options)
         return super().load_taskset(options)
+
+    @classmethod
+    def longest_step_s(cls, options: SWEBenchProOptions) -> float:
+        """The last one: it holds the grading."""
+        return longest_s(options)
 
     @classmethod
     def self_test(cls, tasks: Taskset, scratch: Path) -> list[Case]:

@@ -40,6 +40,11 @@ _SAID = 1000  # characters
 _PARSE = Path(__file__).with_name("parse_logs.py")
 
 
+def longest_s(options: SWEBenchProOptions) -> float:
+    """Seconds of a grading by its own deadlines: a sandbox, the tests, two runs of the parser."""
+    return options.setup_s + options.tests_s + 2 * _PARSE_S
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Run:
     """The tests of an instance under one patch.

@@ -17,7 +17,7 @@ from rz_agent.learner.learner_config import LearnerConfig
 from rz_agent.recipes.learner_side import check_launcher
 from rz_agent.recipes.metrics_writer import read_metrics
 from rz_agent.recipes.recipe import Recipe
-from test_train import groups_of, lasting, run
+from test_train import INPROCESS, groups_of, lasting, run
 from tiny_learner import build_model, ragged_groups
 
 Tables = dict[str, Any]
@@ -100,7 +100,7 @@ def test_a_run_on_two_ranks_gives_the_figures_of_one(small: Tables, tmp_path: Pa
         "learner.lr": 1e-5,
     }
     one = tmp_path / "one"
-    run(recipe_of(small, **changes), one)
+    run(recipe_of(small, **changes, **INPROCESS), one)
     expected = read_metrics(one)
     actions = sum(t.num_actions for _, group in groups_of(one) for t in group.kept)
     for name, split in SPLITS.items():

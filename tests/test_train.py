@@ -30,6 +30,8 @@ Tables = dict[str, Any]
 # What an update's figures may differ in between two runs that do the same: how long it took, and
 # what the engine could share, which depends on who asked first.
 BY_CLOCK = ("time/", "throughput/", "idle_share", "cache/", "infra_failed")
+# Starts in half the time; for what does not depend on where the engine runs.
+INPROCESS: Tables = {"rollout.engine.mode": "inprocess"}
 
 
 def run(recipe: Recipe, run_dir: Path, *, resume: bool = False) -> Any:
@@ -82,7 +84,7 @@ def test_an_asynchronous_run_audits_every_action_token_and_finds_none_that_diffe
 
 @pytest.mark.slow
 def test_lag_0_equals_a_synchronous_loop_bit_for_bit(small: Tables, tmp_path: Path) -> None:
-    recipe = recipe_of(small, **{"lag.max_lag": 0, "rollout.engine.mode": "inprocess"})
+    recipe = recipe_of(small, **{"lag.max_lag": 0}, **INPROCESS)
     run(recipe, tmp_path / "run")
     judge = asyncio.run(synchronous_loop(recipe, Path(recipe.model.path), tmp_path))
     lines = read_metrics(tmp_path / "run")
@@ -100,7 +102,7 @@ def test_the_prefix_cache_serves_most_prompt_tokens_of_multi_turn_episodes(
     small: Tables, tmp_path: Path
 ) -> None:
     changes = {"env.id": "length_env:LongTalkEnv", "rollout.max_turns": 6, "rollout.context_len": 1024}
-    summary = run(recipe_of(small, updates=2, **changes, **{"rollout.engine.mode": "inprocess"}), tmp_path)
+    summary = run(recipe_of(small, updates=2, **changes, **INPROCESS), tmp_path)
     lines = read_metrics(tmp_path)
     assert all(line["episode/turns"] == 6 for line in lines)
     # An update whose episodes were all played before the last one has no such figure.
@@ -112,7 +114,7 @@ def test_the_prefix_cache_serves_most_prompt_tokens_of_multi_turn_episodes(
 
 @pytest.mark.slow
 def test_a_standard_kernel_run_shows_that_the_audit_can_see_a_mismatch(small: Tables, tmp_path: Path) -> None:
-    recipe = recipe_of(small, kernels="standard", updates=2, **{"audit.on_mismatch": "warn"})
+    recipe = recipe_of(small, kernels="standard", updates=2, **{"audit.on_mismatch": "warn"}, **INPROCESS)
     summary = run(recipe, tmp_path)
     assert summary.figures["audit"]["differing"] > 0
     assert summary.figures["audit"]["max_abs_diff"] < 1e-2
@@ -120,7 +122,7 @@ def test_a_standard_kernel_run_shows_that_the_audit_can_see_a_mismatch(small: Ta
 
 @pytest.mark.slow
 def test_a_difference_stops_the_run_with_exit_code_3_and_says_where(small: Tables, tmp_path: Path) -> None:
-    summary = run(recipe_of(small, kernels="standard", updates=2), tmp_path)
+    summary = run(recipe_of(small, kernels="standard", updates=2, **INPROCESS), tmp_path)
     assert summary.exit_code == 3
     assert "episode g00000" in summary.reason
     assert "kernels" in summary.reason
@@ -205,7 +207,8 @@ def test_killed_in_an_update_and_resumed_nothing_is_lost_trained_twice_or_skippe
 def test_at_lag_0_an_interrupted_run_equals_an_uninterrupted_one(small: Tables, tmp_path: Path) -> None:
     recipe = recipe_of(small, name="cut", **{"lag.max_lag": 0})
     kill_and_resume(recipe, tmp_path / "cut", update=2)
-    assert run(recipe_of(small, name="whole", **{"lag.max_lag": 0}), tmp_path / "whole").exit_code == 0
+    whole = recipe_of(small, name="whole", **{"lag.max_lag": 0}, **INPROCESS)
+    assert run(whole, tmp_path / "whole").exit_code == 0
     assert checksums(tmp_path / "cut") == checksums(tmp_path / "whole")
     assert len(set(checksums(tmp_path / "cut"))) == recipe.updates
     assert trained_groups(tmp_path / "cut") == trained_groups(tmp_path / "whole")

@@ -30,7 +30,7 @@ quickstart: install  ## build the tiny model, train it on the Python-tool task, 
 
 # Starting engines is work for one core, so two tests at a time; more would only share two cores' memory.
 test: install-dev lint typecheck  ## every check and every test, as .ci/run does
-	@$(BIN)/pytest -n 2 --dist worksteal --durations 40
+	@tests/run.sh $(BIN)/pytest --durations 40
 
 test-fast: install-dev  ## the tests that take seconds
 	@$(BIN)/pytest -m "not slow"

@@ -45,6 +45,6 @@ def skipped_for_a_tool(config: pytest.Config) -> list[str]:
 def pytest_sessionfinish(session: pytest.Session) -> Iterator[None]:
     yield
     for reason in skipped_for_a_tool(session.config):
-        session.exitstatus = session.exitstatus or pytest.ExitCode.TESTS_FAILED
+        session.exitstatus = pytest.ExitCode.USAGE_ERROR  # which running the failed tests again does not mend
         writer = session.config.get_terminal_writer()
         writer.line(f"FAILED tests were skipped: {reason}. Run requirements/install.sh", red=True)

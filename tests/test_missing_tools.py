@@ -38,7 +38,7 @@ def test_a_skip_for_want_of_bubblewrap_fails_the_session(tmp_path: Path, options
     done = session(tmp_path, *options, reason="bubblewrap is not installed")
     assert "1 passed, 1 skipped" in done.stdout
     assert done.stdout.splitlines()[-1].startswith("FAILED tests were skipped: bubblewrap is not installed")
-    assert done.returncode == 1
+    assert done.returncode == pytest.ExitCode.USAGE_ERROR
 
 
 def test_where_a_person_must_install_it_a_skip_stays_a_skip(tmp_path: Path) -> None:

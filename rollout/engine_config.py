@@ -30,6 +30,7 @@ class EngineConfig(BaseModel):
     threads                 OpenMP threads of the engine
     mode                    "inprocess": a thread of this process; "async": a process of its own
     seed                    of vLLM's global generator, which draws for requests without a seed
+    graphs                  on a GPU, replay steps as CUDA graphs; False where modules must be seen to run
     initial_version         version of the weights in `model`
     """
 
@@ -46,6 +47,7 @@ class EngineConfig(BaseModel):
     threads: int = Field(default=1, ge=1)
     mode: Mode = "async"
     seed: int = 0
+    graphs: bool = True
     initial_version: int = Field(default=0, ge=0)
 
     @model_validator(mode="after")

@@ -51,6 +51,8 @@ def engine_args(config: EngineConfig) -> dict[str, Any]:
     """Arguments of vLLM's EngineArgs that depend on the device."""
     if device() == "cpu":
         return {"enforce_eager": True}
+    if not config.graphs:
+        return {"enforce_eager": True, "gpu_memory_utilization": _MEMORY_SHARE}
     # Stock FlashAttention-3 leaves the mask out of graphs that are captured with one query a request.
     graphs = "FULL" if config.kernels == "aligned" else "FULL_DECODE_ONLY"
     return {

@@ -99,6 +99,15 @@ class VllmInProcess:
     async def checksums(self) -> dict[str, str]:
         return await self._do(self._checksums)
 
+    async def on_worker(self, function: Callable[[Any], T]) -> T:
+        """function(worker) between two steps, in the engine's thread: for tools that look into the model."""
+        results: list[T] = await self._do(lambda: self._engine.collective_rpc(function))
+        return results[0]
+
+    async def forget(self) -> None:
+        """Drop the prefix cache, so that what is asked next is computed anew."""
+        await self._do(lambda: self._engine.reset_prefix_cache(reset_running_requests=True))
+
     async def close(self) -> None:
         """Stop after the step in progress; idempotent."""
         await asyncio.to_thread(self._stop)

@@ -12,7 +12,7 @@ from typing import Any, Literal, Self
 from pydantic import BaseModel, Field, ValidationError, model_validator
 
 from ..errors import ConfigError
-from .secret import HIDDEN, is_secret
+from .secret import HIDDEN, is_secret, sounds_secret
 from .spec import Limits, SandboxSpec, Total
 from .tables import (
     DesktopTable,
@@ -25,6 +25,7 @@ from .tables import (
     TotalTable,
 )
 
+_FOLDERS, _AGENT_MB = 4, 64  # what programs may fill; an agent that has no room for an answer is killed
 START_S = 60.0  # that a sandbox may take to start
 # What a person has to write, by the type of what pydantic says; for other types it says it well.
 _KINDS = {
@@ -87,7 +88,15 @@ class SandboxConfig(Table):
         own = {"local", "docker", "e2b", "desktop"} & {self.provider}
         if self.options and own:
             remedy = f"They are for a provider of another package: write [sandbox.{self.provider}]."
-            raise _Clash("sandbox.options", self.options, remedy)
+            raise _Clash("sandbox.options", HIDDEN, remedy)  # there may be a key in it
+        return self
+
+    @model_validator(mode="after")
+    def _variables_can_be_set(self) -> Self:
+        for name, value in self.env.items():
+            if not name or "=" in name or "\0" in name + value:
+                remedy = 'A variable has a name without "=", and no NUL in it or in its value.'
+                raise _Clash("sandbox.env", {name: HIDDEN}, remedy)
         return self
 
     @model_validator(mode="after")
@@ -97,6 +106,17 @@ class SandboxConfig(Table):
             if one > whole:
                 remedy = f"One program may not have more than the sandbox, total.{key} = {whole}: raise that."
                 raise _Clash(f"sandbox.limits.{key}", one, remedy)
+        return self
+
+    @model_validator(mode="after")
+    def _files_fit(self) -> Self:
+        need = _FOLDERS * self.limits.disk_mb + _AGENT_MB
+        if need > self.total.memory_mb and self.provider != "e2b":
+            remedy = (
+                f"Files are memory, in {_FOLDERS} folders, beside which the agent needs {_AGENT_MB} MB: "
+                f"lower it, or raise total.memory_mb to {need}."
+            )
+            raise _Clash("sandbox.limits.disk_mb", self.limits.disk_mb, remedy)
         return self
 
     @model_validator(mode="after")
@@ -136,7 +156,8 @@ def _explain(error: ValidationError, source: str) -> ConfigError:
     first = error.errors(include_url=False)[0]
     path = [str(part) for part in first["loc"]]
     key = ".".join(["sandbox", *path])
-    value = HIDDEN if is_secret(path, SandboxConfig) else first["input"]
+    hidden = is_secret(path, SandboxConfig) or sounds_secret(path)
+    value = HIDDEN if hidden else first["input"]
     if first["type"] == "extra_forbidden":
         why, remedy = "is not a key of this table.", f"Remove it. {_known(path[:-1])}"
         return ConfigError(source=source, key=key, value=value, why=why, remedy=remedy)

@@ -21,7 +21,7 @@ import contextlib
 import logging
 import time
 from collections import Counter
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Iterator
 from dataclasses import dataclass, replace
 from types import TracebackType
 from typing import Any, Literal, Self, cast
@@ -74,12 +74,13 @@ class Keeper:
     def of(cls, config: SandboxConfig, *, run_id: str = "") -> Self:
         """The keeper that a recipe describes."""
         provider = make_provider(config)
-        limiter = Limiter(
-            provider.name,
-            max_live=config.max_live,
-            max_starting=config.max_starting,
-            creates_per_s=config.creates_per_s,
-        )
+        with _writing(provider.name):
+            limiter = Limiter(
+                provider.name,
+                max_live=config.max_live,
+                max_starting=config.max_starting,
+                creates_per_s=config.creates_per_s,
+            )
         return cls(provider, limiter=limiter, ledger=Ledger(), run_id=run_id, warm=config.warm)
 
     @property
@@ -112,7 +113,7 @@ class Keeper:
         """One of `max_live`; a ready sandbox of another spec gives way before anybody waits."""
         live = self._limiter.live
         while not live.wanted:
-            if (slot := live.take_free()) is not None:
+            if (slot := self._free_slot()) is not None:
                 return slot
             if not await self._warm.give_way(spec):
                 break
@@ -121,7 +122,8 @@ class Keeper:
             SAY_S, log.warning, "%s; waiting for one. `rz-agent sandbox ps` lists them.", words
         )
         try:
-            return await live.take(patience_s=spec.lifetime_s)
+            with _writing(self.provider.name):
+                return await live.take(patience_s=spec.lifetime_s)
         except TimeoutError:
             message = (
                 f"{words}, and in {spec.lifetime_s:g} s none was given back\n"
@@ -132,39 +134,36 @@ class Keeper:
             saying.cancel()
 
     async def _make_if_room(self, spec: SandboxSpec) -> KeptSandbox | None:
-        live = self._limiter.live
-        slot = None if live.wanted else live.take_free()
+        slot = None if self._limiter.live.wanted else self._free_slot()
         return None if slot is None else await self._make(spec, slot)
+
+    def _free_slot(self) -> Slot | None:
+        with _writing(self.provider.name):
+            return self._limiter.live.take_free()
 
     async def _make(self, spec: SandboxSpec, slot: Slot) -> KeptSandbox:
         with contextlib.ExitStack() as undo:
             undo.callback(slot.release)
             with contextlib.ExitStack() as starting:
-                with waiting():
-                    starting.callback((await self._limiter.starting.take()).release)
-                    await self._limiter.rate.wait()
-                entry = self._intend(spec)
+                with _writing(self.provider.name):
+                    with waiting():
+                        starting.callback((await self._limiter.starting.take()).release)
+                        await self._limiter.rate.wait()
+                    entry = self._intend(spec)
                 undo.callback(self._ledger.forget, entry)
                 inner = await self._patiently(self._labelled(spec))
             undo.pop_all()
         return await self._keep(inner, entry, slot, spec.lifetime_s)
 
     def _intend(self, spec: SandboxSpec) -> Entry:
-        try:
-            return self._ledger.intend(
-                provider=self.provider.name,
-                place=self.provider.place,
-                owner=self._owner,
-                run_id=self._run_id,
-                spec_key=spec.key,
-                lifetime_s=spec.lifetime_s,
-            )
-        except OSError as error:
-            raise self._unwritten(error) from error
-
-    def _unwritten(self, error: OSError) -> CreateError:
-        message = f"it cannot be written down, so it is not made: {error}\n  Make room on that disk."
-        return CreateError(message, provider=self.provider.name)
+        return self._ledger.intend(
+            provider=self.provider.name,
+            place=self.provider.place,
+            owner=self._owner,
+            run_id=self._run_id,
+            spec_key=spec.key,
+            lifetime_s=spec.lifetime_s,
+        )
 
     def _labelled(self, spec: SandboxSpec) -> SandboxSpec:
         expires = str(int(time.time() + spec.lifetime_s))
@@ -191,10 +190,11 @@ class Keeper:
 
     async def _keep(self, inner: Sandbox, entry: Entry, slot: Slot, lifetime_s: float) -> KeptSandbox:
         try:
-            books = self._ledger.complete(entry, inner.id)
-        except OSError as error:
+            with _writing(self.provider.name):
+                books = self._ledger.complete(entry, inner.id)
+        except CreateError:
             await self._let_go(inner, entry, slot)
-            raise self._unwritten(error) from error
+            raise
 
         def renewed(ttl_s: float) -> None:
             nonlocal books
@@ -287,6 +287,18 @@ class Keeper:
             what = "removed" if await self.provider.kill(entry.sandbox_id) else "had ended"
         self._ledger.forget(entry)
         return Reaped(id=entry.sandbox_id, run_id=entry.run_id, what=what)
+
+
+@contextlib.contextmanager
+def _writing(provider: str) -> Iterator[None]:
+    """Around what is written to the state folder: CreateError where it cannot be."""
+    try:
+        yield
+    except TimeoutError:  # an OSError by its class alone
+        raise
+    except OSError as error:
+        message = f"it cannot be written down, so it is not made: {error}\n  Make room on that disk."
+        raise CreateError(message, provider=provider) from error
 
 
 def require(can: Capabilities, spec: SandboxSpec, provider: str) -> None:

@@ -16,6 +16,7 @@ from pydantic import BaseModel, ConfigDict, model_validator
 from ..errors import ConfigError
 
 HIDDEN = "(not shown)"
+_WORDS = ("key", "token", "secret", "password", "passwd", "credential", "auth")
 
 
 class Secret(BaseModel):
@@ -58,6 +59,17 @@ def is_secret(path: Sequence[str], model: type[BaseModel]) -> bool:
             return True
         model = inner
     return False
+
+
+def sounds_secret(path: Sequence[str]) -> bool:
+    """Whether a key that no table has, or a variable, is called like one that holds a secret.
+
+    >>> sounds_secret(["e2b", "apikey"]), sounds_secret(["env", "HF_TOKEN"]), sounds_secret(["max_live"])
+    (True, True, False)
+
+    "[key]" is pydantic's own, for a name in a table of any names.
+    """
+    return any(word in part.lower() for part in path if part != "[key]" for word in _WORDS)
 
 
 def _content(path: str) -> str:

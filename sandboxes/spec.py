@@ -89,7 +89,9 @@ def roomier(spec: SandboxSpec, room: Mapping[str, int]) -> SandboxSpec:
     (700, 1024)
     """
     usual = Limits()
-    whole = {"memory_mb": spec.total.memory_mb, "pids": spec.total.pids}
+    # a full disk is memory, of four folders, beside which the agent has to live
+    disk_mb = max(usual.disk_mb, (spec.total.memory_mb - 64) // 4)
+    whole = {"memory_mb": spec.total.memory_mb, "pids": spec.total.pids, "disk_mb": disk_mb}
     raised = {
         key: min(value, whole.get(key, value))
         for key, value in room.items()

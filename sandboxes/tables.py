@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import Annotated, Literal
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field
 
 from .secret import Secret
 from .spec import NetworkMode
@@ -24,22 +24,22 @@ class Table(BaseModel):
 class LimitsTable(Table):
     """`[sandbox.limits]`: of one command or one session; see `spec.Limits` for units."""
 
-    memory_mb: int = Field(default=512, ge=16)
-    pids: int = Field(default=64, ge=1)
-    disk_mb: int = Field(default=64, ge=1)
-    cpu_s: int = Field(default=300, ge=1)
-    open_files: int = Field(default=256, ge=16)
+    memory_mb: int = Field(default=512, ge=16, le=1 << 24)
+    pids: int = Field(default=64, ge=1, le=1 << 20)
+    disk_mb: int = Field(default=64, ge=1, le=1 << 20)
+    cpu_s: int = Field(default=300, ge=1, le=1 << 30)
+    open_files: int = Field(default=256, ge=16, le=1 << 20)
     timeout_s: float = Field(default=10.0, gt=0)
-    output_bytes: int = Field(default=65536, ge=256)
-    flood_bytes: int = Field(default=16 << 20, ge=4096)
+    output_bytes: int = Field(default=65536, ge=256, le=64 << 20)
+    flood_bytes: int = Field(default=16 << 20, ge=4096, le=1 << 40)
 
 
 class TotalTable(Table):
     """`[sandbox.total]`: of one whole sandbox; see `spec.Total`."""
 
-    memory_mb: int = Field(default=4096, ge=64)
-    pids: int = Field(default=4096, ge=16)
-    cpus: float | None = Field(default=None, gt=0)
+    memory_mb: int = Field(default=4096, ge=64, le=1 << 24)
+    pids: int = Field(default=4096, ge=16, le=1 << 21)
+    cpus: float | None = Field(default=None, ge=0.01)
 
 
 class NetworkTable(Table):
@@ -63,6 +63,15 @@ class LocalTable(Table):
     preload: tuple[str, ...] = PRELOAD
 
 
+def _absolute(path: str) -> str:
+    if not path.startswith("/"):
+        raise ValueError('Write absolute paths of folders, {"/usr" = "/usr"}')
+    return path
+
+
+Folder = Annotated[str, AfterValidator(_absolute)]
+
+
 class DockerTable(Table):
     """`[sandbox.docker]`: a docker daemon, or podman's socket.
 
@@ -80,7 +89,7 @@ class DockerTable(Table):
     pull: Literal["missing", "never", "always"] = "missing"
     runtime: str | None = None
     python: str = "python3"
-    volumes: dict[str, str] = {}
+    volumes: dict[Folder, Folder] = {}
     preload: tuple[str, ...] = PRELOAD
 
 

@@ -90,6 +90,14 @@ def test_every_key_of_the_table_reaches_the_spec() -> None:
         ({"desktop": {"size": "big"}}, "sandbox.desktop.size", "Write an [array]."),
         ({"infra_failed_share": 2}, "sandbox.infra_failed_share", "less than or equal to 1"),
         ({"total": {"memory_mb": 256}}, "sandbox.limits.memory_mb", "total.memory_mb = 256: raise that"),
+        ({"limits": {"disk_mb": 2048}}, "sandbox.limits.disk_mb", "raise total.memory_mb to 8256"),
+        ({"limits": {"cpu_s": 1 << 70}}, "sandbox.limits.cpu_s", "less than or equal to"),
+        ({"limits": {"output_bytes": 1 << 30}}, "sandbox.limits.output_bytes", "less than or equal to"),
+        ({"total": {"pids": 9_999_999}}, "sandbox.total.pids", "less than or equal to"),
+        ({"total": {"cpus": 0.001}}, "sandbox.total.cpus", "greater than or equal to 0.01"),
+        ({"env": {"A=B": "1"}}, "sandbox.env", 'a name without "="'),
+        ({"env": {"A": "\0"}}, "sandbox.env", "no NUL"),
+        ({"docker": {"volumes": {"data": "/data"}}}, "sandbox.docker.volumes.data.[key]", "absolute paths"),
     ],
 )
 def test_a_wrong_key_is_refused_with_its_name_and_a_remedy(
@@ -115,6 +123,16 @@ def test_a_key_written_where_its_place_belongs_is_refused_and_not_shown(table: d
             refused()
         assert "sandbox.e2b.api_key" in str(caught.value)
         assert KEY not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    "table",
+    [{"e2b": {"apikey": KEY}}, {"options": {"api_key": KEY}}, {"hf_token": KEY}, {"env": {"TOKEN": [KEY]}}],
+)
+def test_a_key_written_where_nobody_reads_it_is_refused_and_not_shown(table: dict[str, Any]) -> None:
+    with pytest.raises(ConfigError) as caught:
+        SandboxConfig.load(table, source="r.toml")
+    assert KEY not in str(caught.value)
 
 
 def test_a_recipe_keeps_the_place_of_a_secret_and_never_the_secret(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -238,6 +238,8 @@ async def test_a_program_that_is_not_there_is_named() -> None:
             await desktop.launch(["/box/tool"])
         with pytest.raises(FileError, match="/box/folder"):
             await desktop.launch(["true"], cwd="/box/folder")
+        with pytest.raises(FileError, match="no words"):
+            await desktop.launch([])
         assert await desktop.alive()
     with pytest.raises(Misconfigured, match=r"sandbox\.desktop\.python = 'python2'"):
         async with another(DesktopTable(python="python2")):

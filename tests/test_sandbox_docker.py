@@ -21,6 +21,7 @@ from typing import Any
 
 import pytest
 from dockerd import BARE, OLD_PYTHON, Dockerd, image_root
+from rz_agent.sandboxes.docker.daemon import Daemon
 from rz_agent.sandboxes.docker.provider import DockerProvider
 from rz_agent.sandboxes.docker.sandbox import DockerSandbox
 from rz_agent.sandboxes.errors import CreateError, Died, Misconfigured, RateLimited, SandboxError, Unavailable
@@ -496,6 +497,22 @@ async def test_no_daemon_is_named_with_its_key(dockerd: Dockerd, tmp_path: Path)
     error = await fails(dockerd.provider(host=f"unix://{tmp_path}/nobody.sock"))
     assert isinstance(error, Unavailable)
     assert "sandbox.docker.host" in str(error)
+
+
+async def test_what_the_daemon_refuses_is_a_mistake_of_the_recipe_not_of_the_place(dockerd: Dockerd) -> None:
+    error = await fails(dockerd.provider(), total=Total(cpus=999.0))
+    assert isinstance(error, Misconfigured)
+    assert "Range of CPUs" in str(error)
+    assert "[sandbox.total]" in str(error)
+
+
+async def test_a_daemon_that_has_answered_before_is_lost_for_the_places_sake(dockerd: Dockerd) -> None:
+    daemon = Daemon(dockerd.host)
+    assert isinstance(daemon.explained(ConnectionError("gone")), Unavailable)
+    await daemon.call(lambda client: client.ping())
+    lost = daemon.explained(ConnectionError("gone"))
+    assert (type(lost), lost.blame) == (CreateError, "infra")
+    daemon.close()
 
 
 async def test_an_address_that_is_no_channel_is_refused_with_what_to_do(dockerd: Dockerd) -> None:

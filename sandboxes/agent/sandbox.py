@@ -12,13 +12,14 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
+import math
 import os
 import time
 from collections.abc import Awaitable, Mapping, Sequence
 from types import TracebackType
 from typing import Self
 
-from ..errors import CreateError, DeathCause, Died, FileError, SandboxError, Unsupported
+from ..errors import CallTimeout, CreateError, DeathCause, Died, FileError, SandboxError, Unsupported
 from ..exec_result import ExecResult
 from ..inside.programs import GRACE_S, START_S
 from ..inside.wire import Header
@@ -167,7 +168,8 @@ class AgentSandbox:
             source = code.encode("utf-8", "surrogatepass")
             answer, body = await self._call(header | {"cgroup": group}, source, seconds + GRACE_S + START_S)
             kills = self._oom_kills(group) if answer["code"] else seen
-            self._session_groups[session] = (group, kills)
+            if session in self._session_groups:  # else it was ended meanwhile, and its group with it
+                self._session_groups[session] = (group, kills)
             return self._result(answer, body, oom=kills > seen)
 
     async def end_session(self, session: str) -> None:
@@ -183,6 +185,8 @@ class AgentSandbox:
         self, op: str, timeout_s: float | None, env: Mapping[str, str] | None, output_limit: int | None
     ) -> Header:
         limits = self._limits
+        if timeout_s is not None and math.isnan(timeout_s):
+            raise ValueError("timeout_s = nan is no number of seconds: give one, or None for the usual")
         return {
             "op": op,
             "env": {**self._environment, **(env or {})},
@@ -268,7 +272,9 @@ class AgentSandbox:
         names = [folder.lstrip("/") for folder in self._folders]
         header = self._header("exec", PACK_S, None, 2 * limit) | {"flood": limit}
         header |= {"argv": [*_PACK, *names], "cwd": self.box}
+        alone = not self._processes and not self._session_groups
         packed = await self._command(header, b"", PACK_S)
+        self._in_time(packed, "packed", alone=alone)
         if packed.flooded:
             message = f"its files are too many for a snapshot: more than {limit >> 20} MiB as a tar"
             raise FileError(message, provider=self._provider, sandbox_id=self._id)
@@ -288,9 +294,18 @@ class AgentSandbox:
             self._remove_group(group)
         if to is not None:
             unpacked = await self.exec(_UNPACK, stdin=to.archive, timeout_s=PACK_S)
-            if unpacked.exit_code:
+            self._in_time(unpacked, "unpacked", alone=True)
+            if unpacked.exit_code:  # programs made the files: deeper folders than a path can name, say
+                wrong = Unsupported if unpacked.exit_code == NOT_FOUND else FileError
                 message = f"its files could not be unpacked: {_words(unpacked)}"
-                raise Unsupported(message, provider=self._provider, sandbox_id=self._id)
+                raise wrong(message, provider=self._provider, sandbox_id=self._id)
+
+    def _in_time(self, result: ExecResult, what: str, *, alone: bool) -> None:
+        """Its disks hold a second's work: late, programs beside it are at fault, or else the machine is."""
+        if result.timed_out:
+            late = CallTimeout if alone else FileError
+            message = f"its files were not {what} in {PACK_S:g} s"
+            raise late(message, provider=self._provider, sandbox_id=self._id)
 
     # -- life -------------------------------------------------------------------------------------------
 

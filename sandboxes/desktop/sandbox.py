@@ -73,6 +73,8 @@ class DesktopSandbox(ForwardingSandbox):
         self, argv: Sequence[str], *, env: Mapping[str, str] | None = None, cwd: str | None = None
     ) -> int:
         """Start a program on the desktop; its pid there."""
+        if not argv:
+            raise FileError("launch: a command of no words", provider=PROVIDER, sandbox_id=self.id)
         async with self._turn:
             await self._settle()
             arguments = {"argv": list(argv), "env": dict(env or {}), "cwd": cwd}

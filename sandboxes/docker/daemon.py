@@ -17,6 +17,7 @@ from ..errors import CallTimeout, CreateError, Misconfigured, SandboxError, Unav
 
 PROVIDER = "docker"
 REQUEST_S = 60.0
+REFUSED = 400  # HTTP's "bad request"
 _THREADS = 16
 _START_IT = (
     '  Start docker, or write where it is: sandbox.docker.host = "unix:///path/to.sock". podman\'s socket\n'
@@ -69,7 +70,11 @@ class Daemon:
         if isinstance(error, docker.errors.APIError):
             if error.status_code == 429 or "toomanyrequests" in text:
                 return rate_limited(text)
+            if error.status_code == REFUSED:
+                return refusal(self.host, text)
             return CreateError(f"{self.host} answered {error.status_code}: {text}", provider=PROVIDER)
+        if self._client is not None:  # it has answered before: nobody has to change anything
+            return CreateError(f"{self.host} answers no more: {text}", provider=PROVIDER)
         return self.unreachable(text)
 
     def unreachable(self, text: str) -> Unavailable:
@@ -105,6 +110,14 @@ def said(error: Exception) -> str:
     """The daemon's own words, without the SDK's around them."""
     explanation = getattr(error, "explanation", None)
     return str(explanation or error).strip()[:1000]
+
+
+def refusal(host: str, text: str) -> Misconfigured:
+    """What it was asked for cannot be, now or later."""
+    message = (
+        f"{host} refuses what it is asked for: {text}\n  Correct that in [sandbox.docker] or [sandbox.total]."
+    )
+    return Misconfigured(message, provider=PROVIDER)
 
 
 def rate_limited(text: str) -> SandboxError:

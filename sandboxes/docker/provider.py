@@ -23,7 +23,7 @@ from ..spec import SandboxSpec
 from ..tables import DockerTable
 from .attach import Connections, attach
 from .container import wish
-from .daemon import PROVIDER, Daemon, said
+from .daemon import PROVIDER, REFUSED, Daemon, refusal, said
 from .image import Image, Images
 from .sandbox import DockerSandbox
 
@@ -114,10 +114,10 @@ class DockerProvider:
                 connection.close()
             if isinstance(error, docker.errors.ImageNotFound):
                 self._images.forget(image.name)
-            raise self._explained(said(error), image) from error
+            raise self._explained(said(error), image, refused=error.status_code == REFUSED) from error
         return connection
 
-    def _explained(self, text: str, image: Image) -> SandboxError:
+    def _explained(self, text: str, image: Image, *, refused: bool = False) -> SandboxError:
         """Why a container did not start, as far as a person can change it."""
         python = self._config.python
         if "executable file not found" in text or (python in text and "no such file" in text):
@@ -145,6 +145,8 @@ class DockerProvider:
                 "  Name one that docker info lists.",
                 provider=PROVIDER,
             )
+        if refused:
+            return refusal(self._config.host, text)
         return CreateError(f"did not start: {text}", provider=PROVIDER)
 
     def _forget(self, sandbox: DockerSandbox) -> None:

@@ -50,8 +50,11 @@ class Control:
     def greet(self, header: Header) -> None:
         """Send the first frame of this side."""
         data = pack(header)
-        while data:
-            data = data[os.write(self.outgoing, data) :]
+        try:
+            while data:
+                data = data[os.write(self.outgoing, data) :]
+        except OSError:
+            os._exit(0)
 
     def serve(self, selector: selectors.BaseSelector, handle: Callable[[Header, bytes], None]) -> None:
         """From now on do not wait: each frame goes to `handle` when `selector` says that it came."""

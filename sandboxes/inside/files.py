@@ -1,7 +1,7 @@
 """Reading and writing the sandbox's own files for the harness, whatever a program put in the way.
 
 Invariant: only a regular file that really lies in a writable folder is ever read. The kernel's own name
-of the opened file decides, so a symbolic link, a FIFO, a device or a race cannot point elsewhere.
+of the opened file decides, and its file system: so no symbolic link, FIFO, device or race points elsewhere.
 """
 
 from __future__ import annotations
@@ -17,8 +17,10 @@ _FOLDER = os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 
 
 def _inside(fd: int, folders: Sequence[str]) -> bool:
-    real = os.readlink(f"/proc/self/fd/{fd}")
-    return any(real == folder or real.startswith(folder + "/") for folder in folders)
+    """By name, and by file system: /proc/PID/root leads to files of the same name in another namespace."""
+    real, device = os.readlink(f"/proc/self/fd/{fd}"), os.fstat(fd).st_dev
+    named = [folder for folder in folders if real == folder or real.startswith(folder + "/")]
+    return any(os.stat(folder).st_dev == device for folder in named)
 
 
 def read(path: str, limit: int, folders: Sequence[str]) -> bytes:
@@ -54,7 +56,8 @@ def list_folder(path: str, folders: Sequence[str]) -> list[tuple[str, str, int]]
             for entry in entries:
                 if len(found) == MAX_ENTRIES:
                     raise OSError(errno.EFBIG, f"more than {MAX_ENTRIES} entries", path)
-                found.append(_described(entry))
+                with contextlib.suppress(FileNotFoundError):  # a program has removed it meanwhile
+                    found.append(_described(entry))
         return sorted(found)
     finally:
         os.close(fd)
@@ -78,7 +81,7 @@ def write(path: str, data: bytes, mode: int, folders: Sequence[str]) -> None:
     try:
         if not _inside(folder, folders):
             raise OSError(errno.EACCES, "not in a writable folder of the sandbox", path)
-        draft = f".{name}.draft"
+        draft = f".{os.urandom(8).hex()}.draft"
         flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
         fd = os.open(draft, flags, mode, dir_fd=folder)
         try:
@@ -88,9 +91,13 @@ def write(path: str, data: bytes, mode: int, folders: Sequence[str]) -> None:
             while view:
                 view = view[os.write(fd, view) :]
             os.fchmod(fd, mode)
+            os.replace(draft, name, src_dir_fd=folder, dst_dir_fd=folder)
+        except OSError:
+            with contextlib.suppress(OSError):
+                os.unlink(draft, dir_fd=folder)  # what had no room takes none
+            raise
         finally:
             os.close(fd)
-        os.replace(draft, name, src_dir_fd=folder, dst_dir_fd=folder)
     finally:
         os.close(folder)
 

@@ -99,9 +99,15 @@ def serve(requests: int, marks: int) -> NoReturn:
     names = main.__dict__
     names["__builtins__"] = builtins
     sys.modules["__main__"] = main
-    owner = os.getpid()
     os.write(marks, b"0 0\n")
-    code = 0
+    try:
+        _cells(requests, marks, names)
+    finally:
+        os._exit(1)  # a cell has left nothing here that could run the next one, or say what was wrong
+
+
+def _cells(requests: int, marks: int, names: dict[str, object]) -> NoReturn:
+    owner, code = os.getpid(), 0
     while True:
         size, number = struct.unpack(">II", _read(requests, 8))
         if code == INTERRUPTED:

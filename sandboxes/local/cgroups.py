@@ -13,6 +13,7 @@ import asyncio
 import contextlib
 import os
 import secrets
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -144,6 +145,7 @@ class SandboxGroups:
         self, hierarchies: list[Hierarchy], owner: str, name: str, total: Total, uid: int | None
     ) -> None:
         self._uid = uid
+        self._busy: set[str] = set()  # of programs that have not quite ended
         self._folders = [(h, h.path / owner / name) for h in hierarchies]
         try:
             for hierarchy, folder in self._folders:
@@ -170,14 +172,16 @@ class SandboxGroups:
         """Whether this controller bounds the sandbox."""
         return any(controller in h.controllers for h, _ in self._folders)
 
-    def join_fds(self) -> list[int]:
+    def join_fds(self) -> Iterator[int]:
         """Open lists through which the agent moves itself in."""
-        leaves = [f / AGENT_LEAF if h.version == 2 else f for h, f in self._folders]
-        return [os.open(leaf / "cgroup.procs", os.O_WRONLY) for leaf in leaves]
+        for hierarchy, folder in self._folders:
+            leaf = folder / AGENT_LEAF if hierarchy.version == 2 else folder
+            yield os.open(leaf / "cgroup.procs", os.O_WRONLY)
 
-    def folder_fds(self) -> list[int]:
+    def folder_fds(self) -> Iterator[int]:
         """Open folders below which the spawner finds a program's group; cpu alone has none."""
-        return [os.open(folder, os.O_RDONLY | os.O_DIRECTORY) for _, folder in self._program_folders()]
+        for _, folder in self._program_folders():
+            yield os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
 
     def _program_folders(self) -> list[tuple[Hierarchy, Path]]:
         return [(h, f) for h, f in self._folders if h.controllers & {"memory", "pids"}]
@@ -191,9 +195,12 @@ class SandboxGroups:
             self._lend(folder / name)
 
     def remove(self, name: str) -> None:
-        """Drop a program's group; one that is still busy goes with the sandbox."""
-        for _, folder in self._program_folders():
-            remove_tree(folder / name)
+        """Drop a program's group; one that is still busy goes with the next one, or with the sandbox."""
+        self._busy.add(name)
+        for name in list(self._busy):
+            left = [folder for _, folder in self._program_folders() if not remove_tree(folder / name)]
+            if not left:
+                self._busy.discard(name)
 
     def oom_kills(self, name: str = "") -> int:
         """Processes of a program (or of the sandbox) that the kernel has killed for memory so far.

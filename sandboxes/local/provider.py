@@ -8,6 +8,7 @@ Invariant: what is made before a failure is unmade before the error leaves `crea
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
 import os
 import shutil
@@ -20,6 +21,7 @@ from pathlib import Path
 from ..agent.interpreter import Interpreter, inspect, unreachable
 from ..errors import CreateError, Misconfigured, Unavailable
 from ..inside.confine import syscall_filter
+from ..inside.wire import Header
 from ..ledger import Ledger
 from ..owner import RUN_LABEL, Owner
 from ..provider import Capabilities, CheckResult, SandboxInfo
@@ -131,11 +133,15 @@ class LocalProvider:
         name = owner_name()
         uid = bubblewrap.sandbox_uid() if self._isolated else None
         groups = self._groups(ground, name, spec, uid)
-        scratch = None
-        if ground.scratch is not None:
-            scratch = ground.scratch / name
-            (scratch / "box").mkdir(parents=True)
-        sandbox = LocalSandbox(name, spec, groups=groups, scratch=scratch, on_close=self._forget)
+        scratch = None if ground.scratch is None else ground.scratch / name
+        try:
+            if scratch is not None:
+                (scratch / "box").mkdir(parents=True)
+            sandbox = LocalSandbox(name, spec, groups=groups, scratch=scratch, on_close=self._forget)
+        except OSError as error:
+            if groups is not None:
+                await groups.close()
+            raise CreateError(f"did not start: {error}", provider=PROVIDER) from error
         self._open[name] = sandbox
         try:
             await self._start(sandbox, ground, spec, uid, groups)
@@ -176,43 +182,69 @@ class LocalProvider:
         self, sandbox: LocalSandbox, ground: _Ground, spec: SandboxSpec, uid: int | None,
         groups: SandboxGroups | None,
     ) -> None:  # fmt: skip
-        ours, theirs = socket.socketpair()
-        owner = os.pidfd_open(os.getpid())
-        join = groups.join_fds() if groups else []
-        folders = groups.folder_fds() if groups else []
-        info_read, info_write = os.pipe()
-        files = self._files(ground) if self._isolated else {}
-        given = [theirs.fileno(), owner, *join, *folders, info_write, *files.values()]
+        # A file: bubblewrap would die of a pipe that nobody reads any more, and leave its child behind.
+        info = os.memfd_create("rz-agent-info", os.MFD_CLOEXEC)
         try:
-            args = self._args(ground, spec, theirs.fileno(), files, info_write, sandbox.id)
-            child = await asyncio.to_thread(
-                bubblewrap.start, args, fds=given, errors=sandbox.errors_fd, uid=uid,
-                cwd="/" if self._isolated else sandbox.box,
-            )  # fmt: skip
-            process = Process(child)
-            sandbox.started(process)
-            for fd in given[1:]:
-                os.close(fd)
-            given = []
-            theirs.close()
+            process, ours, settings = await self._launch(sandbox, ground, spec, uid, groups, info)
             reader, writer = await asyncio.open_unix_connection(sock=ours)
-            settings = self._settings(sandbox, ground, spec, owner, join, folders)
             await sandbox.channel.open(reader, writer, settings, START_S)
             if self._isolated:
-                process.adopt(json.loads(os.read(info_read, 4096))["child-pid"])
+                process.adopt(json.loads(os.pread(info, 4096, 0))["child-pid"])
         finally:
-            for fd in given[1:]:
-                os.close(fd)
-            theirs.close()
-            os.close(info_read)
+            os.close(info)
 
-    def _files(self, ground: _Ground) -> dict[str, int]:
-        content = {
+    async def _launch(
+        self, sandbox: LocalSandbox, ground: _Ground, spec: SandboxSpec, uid: int | None,
+        groups: SandboxGroups | None, info: int,
+    ) -> tuple[Process, socket.socket, Header]:  # fmt: skip
+        """Start it; our end of its socket, and what goes there first. What it was lent is closed here."""
+        ours, theirs = socket.socketpair()
+        with contextlib.ExitStack() as undo, contextlib.ExitStack() as lent:
+            undo.callback(ours.close)
+            lent.callback(theirs.close)
+
+            def lend(fd: int) -> int:
+                lent.callback(os.close, fd)
+                return fd
+
+            owner = lend(os.pidfd_open(os.getpid()))
+            join = [lend(fd) for fd in groups.join_fds()] if groups else []
+            folders = [lend(fd) for fd in groups.folder_fds()] if groups else []
+            files = {path: lend(bubblewrap.holder(data)) for path, data in self._files(ground).items()}
+            args = self._args(ground, spec, theirs.fileno(), files, info, sandbox.id)
+            given = [theirs.fileno(), owner, *join, *folders, info, *files.values()]
+            process = await self._started(sandbox, args, given, uid)
+            undo.pop_all()
+            return process, ours, self._settings(sandbox, ground, spec, owner, join, folders)
+
+    async def _started(
+        self, sandbox: LocalSandbox, args: list[str], given: list[int], uid: int | None
+    ) -> Process:
+        """Its process, which the sandbox knows of even when the caller is cancelled meanwhile."""
+        starting = asyncio.create_task(
+            asyncio.to_thread(
+                bubblewrap.start, args, fds=given, errors=sandbox.errors_fd, uid=uid,
+                cwd="/" if self._isolated else sandbox.box,
+            )
+        )  # fmt: skip
+        try:
+            await asyncio.shield(starting)
+        finally:
+            await asyncio.wait([starting])
+            if starting.exception() is None:
+                process = Process(starting.result())
+                sandbox.started(process)
+        return process
+
+    def _files(self, ground: _Ground) -> dict[str, bytes]:
+        """What is shown inside without being a file of this machine."""
+        if not self._isolated:
+            return {}
+        return {
             bubblewrap.ARCHIVE: ground.interpreter.archive,
             "/etc/passwd": bubblewrap.PASSWD,
             "/etc/group": bubblewrap.GROUP,
         }
-        return {path: bubblewrap.holder(data) for path, data in content.items()}
 
     def _args(
         self, ground: _Ground, spec: SandboxSpec, control: int, files: dict[str, int], info_fd: int,
@@ -228,7 +260,7 @@ class LocalProvider:
     def _settings(
         self, sandbox: LocalSandbox, ground: _Ground, spec: SandboxSpec, owner: int, join: list[int],
         folders: list[int],
-    ) -> dict[str, object]:  # fmt: skip
+    ) -> Header:  # fmt: skip
         return {
             "isolation": self._config.isolation,
             "owner": owner,

@@ -13,7 +13,7 @@ from itertools import count
 from pathlib import Path
 
 from ..agent.sandbox import EXPIRED, AgentSandbox
-from ..errors import DeathCause
+from ..errors import CreateError, DeathCause
 from ..spec import SandboxSpec
 from .bubblewrap import ENVIRONMENT, WRITABLE
 from .cgroups import SandboxGroups
@@ -65,7 +65,11 @@ class LocalSandbox(AgentSandbox):
         if self._groups is None:
             return ""
         name = f"p{next(self._numbers)}"
-        self._groups.add(name, self._limits)
+        try:
+            self._groups.add(name, self._limits)
+        except OSError as error:  # whoever ended the sandbox has removed the one above it, say
+            message = f"a program's cgroup was not made: {error}"
+            raise CreateError(message, provider=PROVIDER, sandbox_id=self.id) from error
         return name
 
     def _remove_group(self, group: str) -> None:

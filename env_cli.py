@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
-from . import swebench_cli
+from . import osworld_cli, swebench_cli
 from .cli_options import SandboxOption, SetOption, chosen_recipe, table
 from .errors import ConfigError
 
@@ -27,6 +27,7 @@ app = typer.Typer(
     no_args_is_help=True, rich_markup_mode=None, help="List, check, play and begin environments."
 )
 app.add_typer(swebench_cli.app, name="swebench-pro")
+app.add_typer(osworld_cli.app, name="osworld")
 NameArgument = Annotated[
     str, typer.Argument(metavar="ID", help="A short name, an id, or package.module:Class.")
 ]

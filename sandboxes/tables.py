@@ -130,7 +130,7 @@ class DesktopTable(Table):
     python     the interpreter in the sandbox that holds the desktop, at least 3.9
     """
 
-    over: Literal["local", "docker"] = "local"
+    over: Literal["local", "docker", "e2b"] = "local"
     size: tuple[Side, Side] = (1280, 800)
     settle_s: float = Field(default=0.5, ge=0)
     a11y: bool = False

@@ -24,7 +24,7 @@ from protobuf import Oneof
 
 USER = "1000"
 ENVD = "0.6.4"
-_SHOWN = ("/usr", "/etc/alternatives", "/etc/ld.so.cache")
+_SHOWN = ("/usr", "/etc/alternatives", "/etc/ld.so.cache", "/etc/fonts", "/etc/xdg", "/etc/X11")
 _LINKS = ("bin", "sbin", "lib", "lib64")
 _IN = 'cd "$1" && shift && exec "$@"'
 # A kernel: requests as lines on its input, events as lines on its output, SIGINT ends a cell.

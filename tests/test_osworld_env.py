@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import json
 import shutil
 from collections.abc import AsyncIterator, Iterator
@@ -15,6 +16,7 @@ from rz_agent.envs.osworld.backends.tree import as_xml
 from rz_agent.envs.osworld.env import OSWorldEnv
 from rz_agent.envs.osworld.observation import in_words
 from rz_agent.envs.osworld.scripted import SOLUTIONS, cases
+from rz_agent.envs.recording_page import load_recording
 from rz_agent.envs.self_test import Case
 from rz_agent.errors import ConfigError
 from rz_agent.sandboxes.desktop.desktop import Accessible
@@ -129,16 +131,23 @@ async def test_movements_from_where_the_pointer_is_go_on_over_turns(
     assert "pyautogui.moveTo(110, 70)" in server.sent("/execute")[-1]["command"][2]
 
 
-async def test_screens_and_turns_are_kept_where_they_are_asked_for(player: Player, tmp_path: Path) -> None:
-    kept = tmp_path / "kept"
-    shown, _ = await player.reset(record=str(kept))
+@pytest.mark.parametrize(
+    ("last", "fate"), [("DONE", "terminated"), ("", "running")], ids=["ended", "given up"]
+)
+async def test_each_episode_becomes_a_page_with_its_screens_where_that_is_asked_for(
+    player: Player, tmp_path: Path, last: str, fate: str
+) -> None:
+    shown, _ = await player.reset(record=str(tmp_path / "kept"))
     await player.say("pyautogui.press('a')")
-    await player.say("DONE")
-    (folder,) = (kept / "t").iterdir()
-    assert sorted(file.name for file in folder.iterdir()) == ["000.png", "001.png", "turns.jsonl"]
-    assert (folder / "000.png").read_bytes() == shown["images"][0]
-    turns = [json.loads(line) for line in (folder / "turns.jsonl").read_text().splitlines()]
-    assert turns[1] == {"screen": 1, "said": "DONE"}
+    if last:
+        await player.say(last)
+    assert player.env is not None
+    await player.env.aclose()
+    (page,) = (tmp_path / "kept").iterdir()
+    kept = load_recording(page)
+    assert (kept.fate, kept.actions) == (fate, ("pyautogui.press('a')", *([last] if last else [])))
+    picture = f"data:image/png;base64,{base64.b64encode(shown['images'][0]).decode()}"
+    assert page.read_text().count(picture) == 2  # both screens of that server look the same
 
 
 # -- a task's own steps ---------------------------------------------------------------------------------

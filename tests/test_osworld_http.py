@@ -12,9 +12,9 @@ from osworld_server import SIZE, OsworldServer
 from rz_agent.envs.osworld.backends import http
 from rz_agent.envs.osworld.backends.http import HttpBackend, HttpMachine
 from rz_agent.envs.osworld.env import OSWorldEnv
-from rz_agent.envs.osworld.machine import Executed
+from rz_agent.envs.osworld.machine import Executed, Hindered
 from rz_agent.sandboxes.desktop.actions import Click, Hotkey, Type
-from rz_agent.sandboxes.errors import CallTimeout, CreateError, Died
+from rz_agent.sandboxes.errors import CallTimeout, Died
 
 pytestmark = pytest.mark.anyio
 TASK = {
@@ -57,7 +57,7 @@ async def test_it_keeps_the_machines_contract(machine: HttpMachine, server: Oswo
     assert (await machine.screenshot()).startswith(b"\x89PNG")
     assert await machine.accessibility_tree() == '<desktop-frame name="main"/>'
     await machine.launch(["true"])
-    with pytest.raises(CreateError, match="no such program"):
+    with pytest.raises(Hindered, match="no such program"):
         await machine.launch(["no-such-program"])
     assert await machine.activate_window("Editor")
     assert not await machine.activate_window("Editor", strict=True)

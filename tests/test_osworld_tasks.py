@@ -17,6 +17,7 @@ from typing import Any
 import openpyxl
 import pytest
 from PIL import Image
+from rz_agent.cli import app
 from rz_agent.envs.failure import InfraFailure
 from rz_agent.envs.osworld.evaluator import Verdict, conjoined, ends, evaluate
 from rz_agent.envs.osworld.feasibility import OSWORLD_VM, Capabilities, feasibility
@@ -29,6 +30,7 @@ from rz_agent.envs.osworld.task_file import OsworldTask, Step, parse_task, read_
 from rz_agent.envs.osworld.tasks import SHIPPED
 from rz_agent.errors import ConfigError
 from rz_agent.sandboxes.errors import Died
+from typer.testing import CliRunner
 
 ROWS = Path(__file__).parent / "data" / "osworld" / "nemo_gym_example.jsonl"
 RENAME = SHIPPED / "os__e0df059f-28a6-4169-924f-b9623e7184cc.json"
@@ -582,3 +584,12 @@ def test_unknown_steps_getters_and_metrics_are_named_on_every_backend() -> None:
 def test_every_published_task_here_has_known_steps_getters_and_metrics() -> None:
     rows = feasibility([*read_tasks(SHIPPED), *read_tasks(ROWS)], [OSWORLD_VM])
     assert {reason.partition(":")[0] for row in rows for reason in row.reasons} == {"needs a download"}
+
+
+def test_the_list_says_for_every_task_and_backend_whether_it_runs_there_or_why_not() -> None:
+    said = CliRunner().invoke(app, ["env", "osworld", "list", "--feasible"]).output.splitlines()
+    rows = {(task[:8], backend): words for task, backend, words in (line.split(None, 2) for line in said)}
+    assert len(rows) == 3 * len(read_tasks(SHIPPED))
+    assert rows["e0df059f", "e2b"] == rows["e0df059f", "http"] == "runs"
+    assert rows["94d95f96", "e2b"] == "needs the network"
+    assert rows["357ef137", "desktop"].startswith("needs a download: https://")

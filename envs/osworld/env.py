@@ -5,8 +5,9 @@
     solved   postconfig -> getters and metrics on the machine as it was left
 
 Invariants: what the policy writes reaches the machine as mouse and keyboard events and in no other way; an
-action with a fault does nothing and is answered with what is wrong; a machine serves one episode
-and is gone with it, whatever happened; what the machine did wrong masks the episode at every stage.
+action with a fault does nothing and is answered with what is wrong; a machine serves one episode and is gone
+with it, whatever happened. What the machine did wrong masks the episode, with a reason that names the stage
+(create, setup, step, grading); what the policy did to its machine never does.
 A turn that says DONE or FAIL ends the episode; FAIL is the right answer to an infeasible task alone.
 Waits: an episode for its own machine. The `pause_s` after an action is the program's time to draw.
 """
@@ -15,19 +16,23 @@ from __future__ import annotations
 
 import asyncio
 import tempfile
-from collections.abc import AsyncIterator, Iterable
-from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager
+from collections.abc import AsyncIterator, Iterable, Iterator
+from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager, contextmanager
 from pathlib import Path
 from typing import Any
 
+from ...errors import RzError
 from ...sandboxes.config import SandboxConfig
 from ...sandboxes.desktop.actions import Click, Drag, MouseDown, MouseUp, Move, Scroll
 from ...sandboxes.pool import SandboxPool
+from ..action import Action
 from ..context_policy import SlidingImages
 from ..env import AgentEnv
+from ..failure import InfraFailure, mask_reason
 from ..message import Message, Observation, joined
-from ..rubric import Episode, Rubric, metric, reward
+from ..rubric import Ended, Episode, Rubric, metric, reward
 from ..self_test import Case
+from ..step_result import Info, Step
 from ..task import Task, Taskset
 from ..tool_calls import Reply
 from .actions import Screen, parser
@@ -37,9 +42,10 @@ from .backends.desktop import DesktopBackend
 from .backends.http import HttpBackend
 from .evaluator import evaluate
 from .getters import Place
-from .machine import InputEvent
+from .machine import InputEvent, Machine
 from .observation import look
 from .options import OsworldOptions
+from .placeholders import fill
 from .prompt import request, system_prompt
 from .record import Record
 from .scripted import cases, solve
@@ -94,16 +100,22 @@ class OSWorldEnv(AgentEnv):
     # -- an episode -------------------------------------------------------------------------------------
 
     async def begin(self, task: Task) -> Observation:
-        machine = await self._machines.enter_async_context(self.shared.machine())
+        if self.options.record:
+            self._record = Record(Path(self.options.record), task, self.options)
+        with _stage("create", acted=False):
+            machine = await self._machines.enter_async_context(self.shared.machine())
+        with _stage("setup", acted=False):
+            return await self._set_out(task, machine)
+
+    async def _set_out(self, task: Task, machine: Machine) -> Observation:
         folder = self._machines.enter_context(tempfile.TemporaryDirectory(prefix="rz-osworld-"))
         downloads = Path(self.options.downloads) if self.options.downloads else None
         self._place = Place(machine=machine, folder=Path(folder), downloads=downloads)
         self._pointer, self._malformed = (machine.width // 2, machine.height // 2), 0
         await run_steps(published(task).config, self._place)
         await asyncio.sleep(self.options.pause_s)
-        asked = request(self.options, published(task).instruction)
-        self._record = Record(Path(self.options.record), task.id) if self.options.record else None
-        screen = await self._look(asked)
+        asked = request(self.options, fill(published(task).instruction, machine))
+        screen = await look(machine, self.options, asked)
         if not (text := system_prompt(self.options, machine)):
             return screen
         system = Observation(messages=(Message(role="system", content=text),), images=())
@@ -118,9 +130,11 @@ class OSWorldEnv(AgentEnv):
         return Reply(content=text)
 
     async def reply(self, text: str) -> Observation | str | None:
+        with _stage("step"):
+            return await self._acted(text)
+
+    async def _acted(self, text: str) -> Observation | str | None:
         machine = self._here.machine
-        if self._record:
-            await asyncio.to_thread(self._record.turn, text)
         screen = Screen(width=machine.width, height=machine.height, pointer=self._pointer)
         parsed = await asyncio.to_thread(self._read, text, screen)
         if parsed.error:
@@ -132,13 +146,7 @@ class OSWorldEnv(AgentEnv):
             self._finished(parsed.signal)
             return None
         await asyncio.sleep(WAIT_S if parsed.signal == "wait" else self.options.pause_s)
-        return await self._look("The screen now.")
-
-    async def _look(self, text: str) -> Observation:
-        shown = await look(self._here.machine, self.options, text)
-        if self._record:
-            await asyncio.to_thread(self._record.screens, shown["images"])
-        return shown
+        return await look(machine, self.options, "The screen now.")
 
     def _refused(self, error: str) -> str | None:
         """Nothing was done, so the screen shown last is still the one."""
@@ -158,13 +166,57 @@ class OSWorldEnv(AgentEnv):
         assert self._place is not None, "a hook of an episode runs between begin and end"
         return self._place
 
+    # -- its record -------------------------------------------------------------------------------------
+
+    async def areset(
+        self, *, seed: int | None = None, options: dict[str, Any] | None = None
+    ) -> tuple[Observation, Info]:
+        """See `AgentEnv`. An episode that was given up before is written as it stood."""
+        await self._write_record()
+        shown, info = await super().areset(seed=seed, options=options)
+        if self._record:
+            self._record.recorder.began(shown, info)
+            await self._heard()
+        return shown, info
+
+    async def astep(self, action: str | Action) -> Step:
+        """See `AgentEnv`."""
+        step = await super().astep(action)
+        if self._record:
+            self._record.recorder.stepped(action.text if isinstance(action, Action) else action, (), step)
+            await self._heard()
+        return step
+
+    async def atruncate(self, ended: Ended = "tokens") -> Step:
+        """See `AgentEnv`."""
+        step = await super().atruncate(ended)
+        if self._record:
+            self._record.recorder.ended(step)
+            await self._heard()
+        return step
+
+    async def aclose(self) -> None:
+        """See `AgentEnv`."""
+        await self._write_record()
+        await super().aclose()
+
+    async def _heard(self) -> None:
+        if self._record and self._record.over:
+            await self._write_record()
+
+    async def _write_record(self) -> None:
+        record, self._record = self._record, None
+        if record:
+            await asyncio.to_thread(record.write)
+
     # -- its worth --------------------------------------------------------------------------------------
 
     @reward
     async def solved(self, task: Task, episode: Episode) -> float:
         """The task's own score."""
         last = episode.state.get("last_action")
-        verdict = await evaluate(published(task), self._here, last_action=last, run_steps=run_steps)
+        with _stage("grading"):
+            verdict = await evaluate(published(task), self._here, last_action=last, run_steps=run_steps)
         self.state["verdict"] = verdict.as_info()
         return verdict.score
 
@@ -181,6 +233,18 @@ def _pointer(events: tuple[InputEvent, ...], before: tuple[int, int]) -> tuple[i
             assert event.y is not None, "an event has both or none"
             return event.x, event.y
     return before
+
+
+@contextmanager
+def _stage(name: str, *, acted: bool = True) -> Iterator[None]:
+    """A failure that masks the episode says where it happened; every other one passes as it is."""
+    try:
+        yield
+    except RzError as error:
+        reason = mask_reason(error, acted=acted)
+        if reason is None:
+            raise
+        raise InfraFailure(f"{name}: {reason}") from error
 
 
 @asynccontextmanager

@@ -109,6 +109,8 @@ def desktop_here() -> Capabilities:
     )
 
 
+# Desktops over E2B. Its template says which programs there are: one as docs/osworld.md makes it.
+E2B_TEMPLATE = Capabilities(backend="e2b", has_program=lambda program: True, has_schema=lambda schema: True)
 # OSWorld's own virtual machine, where the tasks were made, reached over its HTTP server.
 OSWORLD_VM = Capabilities(
     backend="http",

@@ -5,7 +5,8 @@
     Machine.perform                          what the agent does: mouse and keyboard, nothing else
 
 Invariant: what a *program* did is an `Executed`; what the *machine* did (died, does not answer) is a
-`SandboxError` and masks the episode. Paths are those of the machine; a relative one begins at its `home`.
+`SandboxError` and masks the episode; `Hindered` stands between the two. Paths are those of the machine; a
+relative one begins at its `home`.
 Waits: a caller for its own request; `perform` for the events before it.
 """
 
@@ -16,8 +17,19 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from ...sandboxes.desktop.actions import Action as InputEvent
+from ...sandboxes.errors import Blame, SandboxError
+from .placeholders import Screenful
 
-__all__ = ["Executed", "InputEvent", "Machine"]
+__all__ = ["Executed", "Hindered", "InputEvent", "Machine"]
+
+
+class Hindered(SandboxError):
+    """The machine answers and cannot do what it is asked: its disk is full, a program is gone, another one is
+    in the way. Before the policy has acted that is the machine's fault; afterwards it is the policy's, who
+    would otherwise choose which of its episodes count.
+    """
+
+    blame: Blame = "program"
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,24 +44,8 @@ class Executed:
     exit_code: int
 
 
-class Machine(Protocol):
-    """One computer with a screen, made for one episode.
-
-    home       the folder that the tasks call /home/user
-    password   what sudo takes there; "" where there is no sudo
-    """
-
-    @property
-    def width(self) -> int: ...
-
-    @property
-    def height(self) -> int: ...
-
-    @property
-    def home(self) -> str: ...
-
-    @property
-    def password(self) -> str: ...
+class Machine(Screenful, Protocol):
+    """One computer with a screen, made for one episode."""
 
     async def execute(
         self, command: str | Sequence[str], *, shell: bool = False, timeout_s: float = 120

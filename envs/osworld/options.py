@@ -29,7 +29,7 @@ class OsworldOptions(EnvOptions):
     pause_s             s after an action before the screen is looked at
     malformed_limit     replies in a row that cannot be read, after which the episode ends
     downloads           a folder with the files that tasks fetch from the web (docs/osworld.md)
-    record              a folder that each episode's screens and turns are written into; None: none
+    record              a folder for a page of each episode, with its screenshots; None: none
     servers             addresses of the http machines, http://host:5000
     password            what sudo takes on the http machines
     system_prompt       how to use the computer; None: the action space's own text, "": none

@@ -18,7 +18,11 @@ _HOME = re.compile(r"(?<![\w.-])/home/user(?![\w.-])")
 
 
 class Screenful(Protocol):
-    """The part of a `Machine` that fills the placeholders."""
+    """The part of a `Machine` that fills the placeholders.
+
+    home       the folder that the tasks call /home/user
+    password   what sudo takes there; "" where there is no sudo
+    """
 
     @property
     def width(self) -> int: ...

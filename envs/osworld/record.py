@@ -1,31 +1,35 @@
-"""What an episode showed and what was said, kept as files: for runs whose journal has no images.
+"""Episodes kept as pages, with the screenshots that a model which reads no images never sees.
 
-FOLDER/TASK/RANDOM/000.png, 001.png, ...     the screens in order
-FOLDER/TASK/RANDOM/turns.jsonl               {"screen": the last one shown, "said": ...} a turn
+record = Record(folder, task, options)       nothing is written yet
+record.recorder                              hears the episode (`envs/recording.py`)
+record.write()                               FOLDER/TASK-RANDOM.html
 """
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from uuid import uuid4
 
+from ..recording import Recorder
+from ..recording_page import save
+from ..task import Task
+from .options import OsworldOptions
+
 
 class Record:
-    """Of one episode. Its folder is made with the first file."""
+    """Of one episode."""
 
-    def __init__(self, folder: Path, task_id: str) -> None:
-        self._folder = folder / task_id / uuid4().hex[:8]
-        self._screens = 0
+    def __init__(self, folder: Path, task: Task, options: OsworldOptions) -> None:
+        self._file = folder / f"{task.id}-{uuid4().hex[:8]}.html"
+        chosen = options.model_dump(mode="json", exclude_defaults=True)
+        self.recorder = Recorder("rz/OSWorld-v0", chosen, task)
 
-    def screens(self, pngs: tuple[bytes, ...]) -> None:
-        """What was shown."""
-        self._folder.mkdir(parents=True, exist_ok=True)
-        for png in pngs:
-            (self._folder / f"{self._screens:03}.png").write_bytes(png)
-            self._screens += 1
+    @property
+    def over(self) -> bool:
+        """Whether the episode has ended."""
+        return self.recorder.recording.fate != "running"
 
-    def turn(self, said: str) -> None:
-        """What the policy answered."""
-        with (self._folder / "turns.jsonl").open("a") as file:
-            file.write(json.dumps({"screen": self._screens - 1, "said": said}) + "\n")
+    def write(self) -> None:
+        """Write the page, making its folder. ConfigError where it cannot be written."""
+        self._file.parent.mkdir(parents=True, exist_ok=True)
+        save(self.recorder.recording, self._file)

@@ -23,7 +23,7 @@ from ..failure import InfraFailure
 from ..options import suggestion
 from .downloads import downloaded, is_url
 from .getters.registry import Place
-from .machine import Executed
+from .machine import Executed, Hindered
 from .placeholders import fill
 from .task_file import Step
 
@@ -96,7 +96,8 @@ async def _execute(
         if not until or _says(executed, until):
             return
         if asyncio.get_running_loop().time() > deadline:
-            raise InfraFailure(f"execute: {command!r} did not come to {dict(until)!r} in {UNTIL_S:g} s")
+            message = f"{command!r} did not come to {dict(until)!r} in {UNTIL_S:g} s"
+            raise Hindered(message, provider="machine")
         await asyncio.sleep(0.3)
 
 

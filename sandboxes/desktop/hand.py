@@ -78,7 +78,8 @@ class Hand:
             raise Unavailable(
                 f"not in the sandbox: {', '.join(map(str, hello['missing']))}\n"
                 f"  apt-get install -y --no-install-recommends {PACKAGES}\n"
-                "  on this machine for desktops over local, in the image (sandbox.docker.image) over docker.",
+                "  on this machine for desktops over local, in the image (sandbox.docker.image) over\n"
+                "  docker, in the template (sandbox.e2b.template) over e2b.",
                 provider=PROVIDER, sandbox_id=self._sandbox_id,
             )  # fmt: skip
         if "failed" in hello:
@@ -121,6 +122,8 @@ class Hand:
                 return await answer
         finally:
             del self._waiting[number]
+            if answer.done() and not answer.cancelled():
+                answer.exception()  # looked at: where `write` failed as well, nobody has awaited it
 
     async def _read(self) -> None:
         errors = b""

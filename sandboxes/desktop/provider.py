@@ -53,7 +53,7 @@ class DesktopProvider:
                 provider=PROVIDER,
             )
         archive = await asyncio.to_thread(build)
-        sandbox = await self._under.create(roomier(spec, ROOM))
+        sandbox = await self._under.create(replace(roomier(spec, ROOM), screen=None))
         desktop = DesktopSandbox(sandbox, self._config, size, archive)
         try:
             await desktop.open()

@@ -138,9 +138,9 @@ def _members(found: Found) -> list[tuple[int, str]]:
     while wave := {pid for pid, parent in parents.items() if parent in wave} - members:
         members |= wave
     for folder in found.folders:
-        for listed in folder.rglob("cgroup.procs"):
+        for path, _, _ in os.walk(folder):  # which passes over what is removed meanwhile
             with contextlib.suppress(OSError):
-                members |= {int(line) for line in listed.read_text().split()}
+                members |= {int(line) for line in Path(path, "cgroup.procs").read_text().split()}
     return [(pid, started) for pid in members if (started := start_time(pid)) is not None]
 
 

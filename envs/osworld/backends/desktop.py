@@ -26,12 +26,12 @@ from ....sandboxes.pool import SandboxPool
 from ...failure import InfraFailure
 from ..actions.parsed import Malformed, Screen
 from ..actions.pyautogui_code import events_of
-from ..machine import Executed, InputEvent
+from ..machine import Executed, Hindered, InputEvent
 from . import furniture
+from .furniture import BOX, HOME
 from .tree import as_xml
 
 _Do = Callable[[Window], Awaitable[None]]
-HOME, BOX = "/home/user", "/box"  # one folder, as the programs there know it and as the sandbox does
 MAX_FILE = 256 << 20  # bytes
 MAX_OUTPUT = 8 << 20
 GRACE_S = 10.0  # beyond a command's deadline
@@ -70,16 +70,18 @@ class DesktopBackend:
 
 
 class DesktopMachine:
-    """See `machine.Machine`."""
+    """See `machine.Machine`. Its home is the sandbox's folder; `local` shows that as /home/user as well."""
 
-    home, password = HOME, furniture.PASSWORD
+    password = furniture.PASSWORD
 
     def __init__(self, desktop: Desktop) -> None:
-        self._desktop = desktop
+        self._desktop, self.home = desktop, BOX
         self.width, self.height = desktop.size
 
     async def furnish(self) -> None:
         """Once, before a task's own steps."""
+        if (await self._desktop.exec(["test", HOME, "-ef", BOX])).exit_code == 0:
+            self.home = HOME
         for name, text in furniture.STAND_INS.items():
             await self._desktop.write(f"{furniture.PROGRAMS}/{name}", text.encode(), mode=0o755)
         arranged = await self.execute(furniture.ARRANGE, shell=True)
@@ -97,7 +99,7 @@ class DesktopMachine:
         self, command: str | Sequence[str], *, shell: bool = False, timeout_s: float = 120
     ) -> Executed:
         """Run a program on the desktop to its end."""
-        argv = _argv(command, shell=shell)
+        argv = self._argv(command, shell=shell)
         if code := _pyautogui_code(argv):
             await self.perform(self._events(code))
             return Executed("", "", 0)
@@ -106,16 +108,18 @@ class DesktopMachine:
         deadline, pause_s = time.monotonic() + timeout_s + GRACE_S, 0.01
         while (ended := await self._text(f"{folder}/exit")) is None:
             if time.monotonic() > deadline:
-                raise InfraFailure(f"the machine did not end {command!r} in {timeout_s:g} s")
+                raise self._hindered(f"did not end {command!r} in {timeout_s:g} s")
             await asyncio.sleep(pause_s)
             pause_s = min(2 * pause_s, 0.2)
+        if not ended.strip().isdecimal():  # a full disk, or whoever else writes there
+            raise self._hindered(f"could not keep the output of {command!r}")
         output = [await self._text(f"{folder}/{name}") or "" for name in ("stdout", "stderr")]
         await self._start(["rm", "-rf", folder])
         return Executed(output[0], output[1], int(ended))
 
     async def launch(self, command: str | Sequence[str], *, shell: bool = False) -> None:
-        """Start a program on the desktop. InfraFailure where it is not installed: no task can do without."""
-        argv = _argv(command, shell=shell)
+        """Start a program on the desktop. Hindered where it is not there."""
+        argv = self._argv(command, shell=shell)
         if code := _pyautogui_code(argv):
             await self.perform(self._events(code))
         else:
@@ -123,9 +127,12 @@ class DesktopMachine:
 
     async def _start(self, argv: Sequence[str]) -> None:
         try:
-            await self._desktop.launch(argv, env={"HOME": HOME}, cwd=HOME)
+            await self._desktop.launch(argv, env={"HOME": self.home}, cwd=self.home)
         except Misconfigured as error:
-            raise InfraFailure(f"the desktop cannot start {argv[0]!r}: {error}") from error
+            raise self._hindered(f"cannot start {argv[0]!r}: {error}") from error
+
+    def _hindered(self, what: str) -> Hindered:
+        return Hindered(f"it {what}", provider="desktop", sandbox_id=self._desktop.id)
 
     async def _text(self, path: str) -> str | None:
         try:
@@ -136,13 +143,26 @@ class DesktopMachine:
     async def read(self, path: str) -> bytes:
         """A file's content."""
         try:
-            return await self._desktop.read(_inside(path), max_bytes=MAX_FILE)
+            return await self._desktop.read(self._inside(path), max_bytes=MAX_FILE)
         except FileError as error:
             raise FileNotFoundError(f"{path}: {error}") from error
 
     async def write(self, path: str, data: bytes) -> None:
         """Replace a file."""
-        await self._desktop.write(_inside(path), data)
+        await self._desktop.write(self._inside(path), data)
+
+    def _argv(self, command: str | Sequence[str], *, shell: bool) -> list[str]:
+        if shell:
+            return ["/bin/sh", "-c", command if isinstance(command, str) else shlex.join(command)]
+        words = shlex.split(command) if isinstance(command, str) else list(command)
+        return [f"{self.home}{word[1:]}" if word.startswith("~/") else word for word in words]
+
+    def _inside(self, path: str) -> str:
+        """The path as the sandbox knows it."""
+        whole = posixpath.normpath(
+            posixpath.join(HOME, path.replace("~", HOME, 1) if path[:2] == "~/" else path)
+        )
+        return BOX + whole.removeprefix(HOME) if whole == HOME or whole.startswith(f"{HOME}/") else whole
 
     # -- the screen -------------------------------------------------------------------------------------
 
@@ -194,13 +214,6 @@ class DesktopMachine:
             raise InfraFailure(f"the task's own pyautogui code cannot be done here: {fault}") from fault
 
 
-def _argv(command: str | Sequence[str], *, shell: bool) -> list[str]:
-    if shell:
-        return ["/bin/sh", "-c", command if isinstance(command, str) else shlex.join(command)]
-    words = shlex.split(command) if isinstance(command, str) else list(command)
-    return [f"{HOME}{word[1:]}" if word.startswith("~/") else word for word in words]
-
-
 def _pyautogui_code(argv: Sequence[str]) -> str:
     """The code of a `python -c` that drives pyautogui, else ""."""
     if list(argv[:2]) == ["/bin/sh", "-c"]:
@@ -210,12 +223,6 @@ def _pyautogui_code(argv: Sequence[str]) -> str:
             return ""
     interpreter = len(argv) == 3 and argv[0] in ("python", "python3") and argv[1] == "-c"
     return argv[2] if interpreter and "pyautogui" in argv[2] else ""
-
-
-def _inside(path: str) -> str:
-    """The path as the sandbox knows it."""
-    whole = posixpath.normpath(posixpath.join(HOME, path.replace("~", HOME, 1) if path[:2] == "~/" else path))
-    return BOX + whole.removeprefix(HOME) if whole == HOME or whole.startswith(f"{HOME}/") else whole
 
 
 def _is(window: Window, name: str, strict: bool, by_class: bool) -> bool:

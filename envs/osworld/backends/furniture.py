@@ -9,8 +9,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 PASSWORD = "password"  # as on OSWorld's own machines; the stand-in for sudo asks for none
+HOME, BOX = "/home/user", "/box"  # as tasks call the home, and as the sandbox does
 PROGRAMS = ".local/bin"  # below the home, first on PATH
-PATH = f"/box/{PROGRAMS}:/usr/local/bin:/usr/bin:/bin"
+PATH = f"{BOX}/{PROGRAMS}:/usr/local/bin:/usr/bin:/bin"
 
 # There is no other user to become: a command that only wants to write into the home works as it is.
 _SUDO = """#!/bin/sh

@@ -5,7 +5,7 @@
 
 Invariants: a request that acts is sent once, never again: a click that arrived and whose answer was lost
 would be made twice. What only looks is tried again. A server that does not answer is a `CallTimeout`, one
-that is gone `Died`; both mask the episode.
+that is gone `Died`; both mask the episode. One that answers that it cannot is `Hindered`.
 Waits: an episode for a free machine, and for its server to be up.
 """
 
@@ -18,7 +18,7 @@ from contextlib import asynccontextmanager
 
 from ....errors import ConfigError
 from ....sandboxes.errors import CreateError, SandboxError
-from ..machine import Executed, InputEvent
+from ..machine import Executed, Hindered, InputEvent
 from .pyautogui_text import program
 from .wire import Wire, WireFault, parsed
 
@@ -116,7 +116,7 @@ class HttpMachine:
         try:
             await self._wire.post("/setup/launch", request, timeout_s=LOOK_S)
         except WireFault as fault:
-            raise CreateError(self._explained(fault), provider="http") from fault
+            raise self._hindered(fault) from fault
 
     async def read(self, path: str) -> bytes:
         """A file's content."""
@@ -177,14 +177,17 @@ class HttpMachine:
             executed = await self.execute(["python", "-c", program(events)], timeout_s=120)
             if executed.exit_code:
                 message = f"the machine could not do {list(events)!r}: {executed.stderr.strip()[-500:]}"
-                raise CreateError(message, provider="http")
+                raise Hindered(message, provider="http")
 
     async def _done(self, answer: Awaitable[bytes]) -> bytes:
         try:
             done = await answer
         except WireFault as fault:
-            raise CreateError(self._explained(fault), provider="http") from fault
+            raise self._hindered(fault) from fault
         return done
+
+    def _hindered(self, fault: WireFault) -> Hindered:
+        return Hindered(self._explained(fault), provider="http")
 
     def _whole(self, path: str) -> str:
         return path if path.startswith("/") else f"{HOME}/{path.removeprefix('~/')}"

@@ -279,6 +279,30 @@ def test_sessions_have_their_own_files_processes_and_loopback() -> None:
 
 
 @needs_bubblewrap
+def test_commands_share_a_loopback_and_abstract_sockets_which_no_session_sees() -> None:
+    serve = (
+        "import socket, time\n"
+        "servers = socket.create_server(('127.0.0.1', 8000)), socket.socket(socket.AF_UNIX)\n"
+        "servers[1].bind('\\0name'), servers[1].listen()\n"
+        "print('up', flush=True), time.sleep(60)"
+    )
+    reach = (
+        "import socket\n"
+        "tcp, unix = socket.socket(), socket.socket(socket.AF_UNIX)\n"
+        "print(tcp.connect_ex(('127.0.0.1', 8000)) == 0, unix.connect_ex('\\0name') == 0)"
+    )
+
+    async def scenario() -> None:
+        async with one() as sandbox:
+            server = await sandbox.start(["python3", "-I", "-c", serve])
+            assert (await server.read(timeout_s=20)).stdout == b"up\n"
+            assert (await sandbox.exec(["python3", "-I", "-c", reach])).stdout == b"True True\n"
+            assert (await sandbox.python(reach, session="a")).stdout == b"False False\n"
+
+    asyncio.run(scenario())
+
+
+@needs_bubblewrap
 def test_one_session_at_its_process_limit_leaves_the_others_theirs() -> None:
     async def scenario() -> None:
         async with one(pids=8) as sandbox:

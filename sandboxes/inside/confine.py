@@ -2,6 +2,9 @@
 
 Runs between fork and the program, inside the sandbox, standard library only. Each step raises OSError
 with its name when the kernel refuses it, so that no program ever starts half confined.
+
+Much of what a short command costs is spent here, as each page that a forked interpreter touches is copied or
+mapped first: so files are opened without their text layer, and what can be made before the fork is.
 """
 
 from __future__ import annotations
@@ -10,7 +13,6 @@ import ctypes
 import errno
 import fcntl
 import os
-import platform
 import resource
 import socket
 import struct
@@ -62,7 +64,7 @@ def _answer(value: int) -> _Instruction:
     return (0x06, 0, 0, value)
 
 
-def _scheduling(guarded: bool) -> list[_Instruction]:
+def _scheduling(guarded: bool) -> dict[int, list[_Instruction]]:
     """No program delays the process that is to end it, by giving that the idle class beside busy loops.
 
     That is PID 1, which has the program's uid. A guard has any pid, and its program's uid while it ends that:
@@ -70,48 +72,57 @@ def _scheduling(guarded: bool) -> list[_Instruction]:
     """
     refused = _answer(_ERRNO | errno.EPERM)
     unless_whose = [(0x15, 1, 0, 0) if guarded else (0x15, 0, 1, 1), refused, _answer(_ALLOW)]
-    code = []
-    for number in OF_A_PROCESS.values():
-        code += [_jump_equal(number, 0, 4), _load(16), *unless_whose]
+    blocks = {number: [_load(16), *unless_whose] for number in OF_A_PROCESS.values()}
     for number, process in OF_A_KIND.values():
-        code += [_jump_equal(number, 0, 7), _load(16), _jump_equal(process, 1, 0), refused]
-        code += [_load(24), *unless_whose]
-    return code
+        blocks[number] = [_load(16), _jump_equal(process, 1, 0), refused, _load(24), *unless_whose]
+    return blocks
+
+
+def _blocks(guarded: bool) -> dict[int, list[_Instruction]]:
+    """What is done for a call by its number; each block ends with an answer."""
+    refused, allowed = _answer(_ERRNO | errno.EPERM), _answer(_ALLOW)
+    blocks = {number: [refused] for number in DENIED.values()} | _scheduling(guarded)
+    # clone3 hides its flags in memory: refuse it, the C library then falls back to clone
+    blocks[435] = [_answer(_ERRNO | errno.ENOSYS)]
+    blocks[56] = [_load(16), (0x45, 0, 1, 0x7E020000), refused, allowed]  # clone with a namespace flag
+    # socket and socketpair: UNIX, INET, INET6 and NETLINK only (no vsock, packet, alg, bluetooth ...)
+    families = [_jump_equal(1, 4, 0), _jump_equal(2, 3, 0), _jump_equal(10, 2, 0), _jump_equal(16, 1, 0)]
+    blocks[41] = blocks[53] = [_load(16), *families, _answer(_ERRNO | errno.EAFNOSUPPORT), allowed]
+    blocks[16] = [_load(24), _jump_equal(0x5412, 0, 1), refused, allowed]  # ioctl TIOCSTI: types for others
+    return blocks
+
+
+def _search(blocks: list[tuple[int, list[_Instruction]]]) -> list[_Instruction]:
+    """Find the block by halves. The kernel tries a filter with every number when it is installed."""
+    if len(blocks) == 1:
+        ((number, block),) = blocks
+        return [_jump_equal(number, 0, len(block)), *block, _answer(_ALLOW)]
+    half = len(blocks) // 2
+    low, high = _search(blocks[:half]), _search(blocks[half:])
+    return [(0x35, len(low), 0, blocks[half][0]), *low, *high]  # at least: over the lower ones
 
 
 def syscall_filter(*, guarded: bool = False) -> bytes | None:
     """The classic BPF program, or None on a machine whose call numbers are not known here."""
-    if platform.machine() != "x86_64":
+    if os.uname().machine != "x86_64":
         return None
     code = [
         _load(4), _jump_equal(0xC000003E, 1, 0), _answer(_KILL),  # another architecture's call table
         _load(0), (0x35, 0, 1, 0x40000000), _answer(_ERRNO | errno.ENOSYS),  # x32
+        *_search(sorted(_blocks(guarded).items())),
     ]  # fmt: skip
-    for number in DENIED.values():
-        code += [_jump_equal(number, 0, 1), _answer(_ERRNO | errno.EPERM)]
-    code += _scheduling(guarded)
-    # clone3 hides its flags in memory: refuse it, the C library then falls back to clone
-    code += [_jump_equal(435, 0, 1), _answer(_ERRNO | errno.ENOSYS)]
-    # clone with a namespace flag
-    code += [_jump_equal(56, 0, 4), _load(16), (0x45, 0, 1, 0x7E020000), _answer(_ERRNO | errno.EPERM)]
-    code += [_answer(_ALLOW)]
-    # socket and socketpair: UNIX, INET, INET6 and NETLINK only (no vsock, packet, alg, bluetooth ...)
-    for call in (41, 53):
-        code += [_jump_equal(call, 0, 7), _load(16)]
-        code += [_jump_equal(1, 4, 0), _jump_equal(2, 3, 0), _jump_equal(10, 2, 0), _jump_equal(16, 1, 0)]
-        code += [_answer(_ERRNO | errno.EAFNOSUPPORT), _answer(_ALLOW)]
-    # ioctl TIOCSTI types into a terminal
-    code += [_jump_equal(16, 0, 4), _load(24), _jump_equal(0x5412, 0, 1), _answer(_ERRNO | errno.EPERM)]
-    code += [_answer(_ALLOW), _answer(_ALLOW)]
     return b"".join(struct.pack("HBBI", *instruction) for instruction in code)
 
 
-class _Program(ctypes.Structure):
-    _fields_ = (("length", ctypes.c_ushort), ("code", ctypes.c_void_p))
+class Filter(ctypes.Structure):
+    """A classic BPF program as the kernel takes it: the count of its instructions, and where they are."""
 
+    _fields_ = (("length", ctypes.c_ushort), ("code", ctypes.c_char_p))
 
-class _CapHeader(ctypes.Structure):
-    _fields_ = (("version", ctypes.c_uint32), ("pid", ctypes.c_int))
+    @classmethod
+    def of(cls, program: bytes) -> Filter:
+        """It keeps the bytes alive."""
+        return cls(len(program) // 8, program)
 
 
 def _check(result: int, what: str) -> None:
@@ -170,14 +181,17 @@ def private_files(disk_mb: int) -> None:
         mount("/tmp/" + name, target, "none", MS_BIND)
 
 
-def private_mounts() -> None:
-    """Own mount, IPC, network and cgroup namespaces, and a /proc that shows only this PID namespace.
+_OWN = CLONE_NEWNS | CLONE_NEWIPC | (CLONE_NEWCGROUP if os.path.exists("/proc/self/ns/cgroup") else 0)
 
+
+def private_mounts(*, network: bool) -> None:
+    """Own mount, IPC and cgroup namespaces, and a /proc that shows only this PID namespace.
+
+    network   and a network namespace, in which nothing is up
     Of cgroups only here, in the program's group: version 2 lets nobody move into a group outside of the
     namespace's root where it is mounted with nsdelegate, as systemd mounts it.
     """
-    cgroups = CLONE_NEWCGROUP if os.path.exists("/proc/self/ns/cgroup") else 0
-    unshare(CLONE_NEWNS | CLONE_NEWIPC | CLONE_NEWNET | cgroups)
+    unshare(_OWN | (CLONE_NEWNET if network else 0))
     mount("none", "/", "none", MS_REC | MS_PRIVATE)
     mount("proc", "/proc", "proc", MS_NOSUID | MS_NODEV | MS_NOEXEC)
 
@@ -188,12 +202,18 @@ def raise_loopback() -> None:
         fcntl.ioctl(handle, 0x8914, struct.pack("16sh14x", b"lo", 0x1))  # SIOCSIFFLAGS, IFF_UP
 
 
+def _put(path: str, text: bytes, folder: int | None = None) -> None:
+    fd = os.open(path, os.O_WRONLY | os.O_CLOEXEC, dir_fd=folder)
+    try:
+        os.write(fd, text)
+    finally:
+        os.close(fd)
+
+
 def join_cgroups(folders: list[int], name: str) -> None:
     """Move this process below the sandbox's cgroup folders (open directories), into `name`."""
     for folder in folders:
-        fd = os.open(name + "/cgroup.procs", os.O_WRONLY, dir_fd=folder)
-        os.write(fd, b"0")
-        os.close(fd)
+        _put(name + "/cgroup.procs", b"0", folder)
 
 
 def first_victim() -> None:
@@ -201,8 +221,7 @@ def first_victim() -> None:
 
     A program may take that back, unless /proc is closed to it (`only_read_proc`).
     """
-    with open("/proc/self/oom_score_adj", "w") as handle:
-        handle.write("1000")
+    _put("/proc/self/oom_score_adj", b"1000")
 
 
 def become_user() -> None:
@@ -212,9 +231,9 @@ def become_user() -> None:
     """
     prctl(PR_SET_DUMPABLE, 1)  # else /proc/self/uid_map belongs to root
     unshare(CLONE_NEWUSER)
-    for name, text in (("setgroups", "deny"), ("uid_map", "1000 0 1"), ("gid_map", "1000 0 1")):
-        with open("/proc/self/" + name, "w") as handle:
-            handle.write(text)
+    _put("/proc/self/setgroups", b"deny")
+    _put("/proc/self/uid_map", b"1000 0 1")
+    _put("/proc/self/gid_map", b"1000 0 1")
 
 
 def bound(kind: int, value: int, extra: int = 0) -> None:
@@ -264,12 +283,14 @@ def drop_bounding_set() -> None:
             break  # past the kernel's last one
 
 
+_OF_THIS_PROCESS, _NOTHING_IN_ANY_SET = struct.pack("Ii", 0x20080522, 0), bytes(24)
+
+
 def drop_capabilities() -> None:
     """No capability in any set, and none to be regained by exec."""
     drop_bounding_set()
     prctl(PR_CAP_AMBIENT, 4)
-    empty = (ctypes.c_uint32 * 6)()
-    _check(libc.capset(ctypes.byref(_CapHeader(0x20080522, 0)), empty), "capset")
+    _check(libc.capset(_OF_THIS_PROCESS, _NOTHING_IN_ANY_SET), "capset")
 
 
 def no_new_privileges() -> None:
@@ -277,15 +298,15 @@ def no_new_privileges() -> None:
     prctl(PR_SET_NO_NEW_PRIVS, 1)
 
 
-def only_read_proc() -> bool:
-    """This process and all that it starts write to nothing in /proc; needs `no_new_privileges`.
+def all_but_proc() -> int:
+    """Landlock's rules for `only_read_proc`, a descriptor; -1 where the kernel has none.
 
-    By Landlock: a rule for every folder but that one. Whether the kernel has it: its first version, of Linux
-    5.13 to 5.18, would refuse to move a file from folder to folder as well.
+    They are about the folders that are there now: what is mounted over one of them later is closed as well.
+    Its first version, of Linux 5.13 to 5.18, would refuse to move a file from folder to folder.
     """
     if libc.syscall(_LANDLOCK_CREATE, None, 0, 1) < 2:
-        return False
-    rules = libc.syscall(_LANDLOCK_CREATE, struct.pack("Q", _WRITE | _REFER), 8, 0)
+        return -1
+    rules: int = libc.syscall(_LANDLOCK_CREATE, struct.pack("Q", _WRITE | _REFER), 8, 0)
     if rules < 0:
         _check(rules, "landlock_create_ruleset")
     with os.scandir("/") as entries:
@@ -295,13 +316,16 @@ def only_read_proc() -> bool:
                 below = struct.pack("=Qi", _WRITE | _REFER, folder)
                 _check(libc.syscall(_LANDLOCK_ADD, rules, 1, below, 0), f"landlock_add_rule {path}")
                 os.close(folder)
-    _check(libc.syscall(_LANDLOCK_RESTRICT, rules, 0), "landlock_restrict_self")
-    os.close(rules)
-    return True
+    return rules
 
 
-def install(program: bytes) -> None:
+def only_read_proc(rules: int) -> None:
+    """This process and all that it starts write to nothing in /proc; needs `no_new_privileges`."""
+    if rules >= 0:
+        _check(libc.syscall(_LANDLOCK_RESTRICT, rules, 0), "landlock_restrict_self")
+        os.close(rules)
+
+
+def install(program: Filter) -> None:
     """Install a system call filter for this process and all that it starts."""
-    buffer = ctypes.create_string_buffer(program, len(program))
-    pointer = _Program(len(program) // 8, ctypes.cast(buffer, ctypes.c_void_p))
-    _check(libc.prctl(PR_SET_SECCOMP, 2, ctypes.byref(pointer), 0, 0), "seccomp")
+    _check(libc.prctl(PR_SET_SECCOMP, 2, ctypes.byref(program), 0, 0), "seccomp")

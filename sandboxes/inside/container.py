@@ -16,7 +16,6 @@ import os
 import random
 import signal
 from collections.abc import Callable, Sequence
-from pathlib import Path
 from typing import Any, NoReturn
 
 from . import confine, files
@@ -89,8 +88,8 @@ class OutOfMemory:
     def _kills(self) -> int:
         if self._path is None:
             return 0
-        lines = Path(self._path).read_text().splitlines()
-        return next((int(line.split()[1]) for line in lines if line.startswith("oom_kill ")), 0)
+        with open(self._path) as lines:
+            return next((int(line.split()[1]) for line in lines if line.startswith("oom_kill ")), 0)
 
     def begin(self, key: int) -> None:
         """A call begins."""

@@ -15,6 +15,7 @@ from collections.abc import Callable
 from .wire import Header, pack, take
 
 _PIECE = 1 << 20
+_TAKEN = 1 << 16  # at a time: for more the C library asks the kernel for memory each time, and gives it back
 
 
 class Control:
@@ -81,7 +82,7 @@ class Control:
 
     def _receive(self) -> None:
         try:
-            data = os.read(self.incoming, _PIECE)
+            data = os.read(self.incoming, _TAKEN)
         except BlockingIOError:
             return
         except OSError:

@@ -111,6 +111,8 @@ class Program:
 
     def feed(self) -> bool:
         """Write what its input takes now; True when nothing is left to write."""
+        if not self.waiting:
+            return True
         try:
             self.waiting = self.waiting[os.write(self.input, self.waiting[:_PIECE]) :]
         except BlockingIOError:
@@ -150,7 +152,7 @@ class Program:
 
     def drain(self) -> None:
         """Take what is in the pipes now; bounded, as something may still be writing."""
-        for fd in (self.out, self.err):
+        for fd in {self.out, self.err} - self.finished:
             for _ in range(_DRAIN):
                 try:
                     data = os.read(fd, _PIECE)

@@ -34,8 +34,12 @@ class Hierarchy:
     path: Path
 
 
-def _put(path: Path, value: object) -> None:
-    path.write_text(str(value))
+def _put(path: str | Path, value: object) -> None:
+    fd = os.open(path, os.O_WRONLY)
+    try:
+        os.write(fd, str(value).encode())
+    finally:
+        os.close(fd)
 
 
 def owner_name() -> str:
@@ -116,11 +120,22 @@ def remove_tree(path: Path) -> bool:
     """Remove a group and those below it; True when it is gone."""
     try:
         with os.scandir(path) as entries:
-            # The kind comes with the entry: a group holds some forty files, and this runs for every program.
+            # The kind comes with the entry: a group holds some forty files.
             below = [entry.name for entry in entries if entry.is_dir(follow_symlinks=False)]
         for name in below:
             remove_tree(path / name)
         path.rmdir()
+    except FileNotFoundError:
+        return True
+    except OSError:  # a process has not quite ended
+        return False
+    return True
+
+
+def _removed(group: str) -> bool:
+    """Remove a group with none below it; True when it is gone."""
+    try:
+        os.rmdir(group)
     except FileNotFoundError:
         return True
     except OSError:  # a process has not quite ended
@@ -147,10 +162,12 @@ class SandboxGroups:
         self._uid = uid
         self._busy: set[str] = set()  # of programs that have not quite ended
         self._folders = [(h, h.path / owner / name) for h in hierarchies]
+        # as text: what is done for every program is mostly paths being put together
+        self._of_programs = [(h, str(f)) for h, f in self._folders if h.controllers & {"memory", "pids"}]
         try:
             for hierarchy, folder in self._folders:
                 self._make(hierarchy, folder)
-                _limit(hierarchy, folder, memory_mb=total.memory_mb, pids=total.pids, cpus=total.cpus)
+                _limit(hierarchy, str(folder), memory_mb=total.memory_mb, pids=total.pids, cpus=total.cpus)
         except OSError:
             for _, folder in self._folders:
                 remove_tree(folder)
@@ -162,11 +179,11 @@ class SandboxGroups:
             for path in (hierarchy.path, folder.parent, folder):
                 _put(path / "cgroup.subtree_control", " ".join(f"+{c}" for c in hierarchy.controllers))
             (folder / AGENT_LEAF).mkdir()
-            self._lend(folder)  # moving needs the common parent's list too
+            self._lend(str(folder))  # moving needs the common parent's list too
 
-    def _lend(self, folder: Path) -> None:
+    def _lend(self, folder: str) -> None:
         if self._uid is not None:
-            os.chown(folder / "cgroup.procs", self._uid, self._uid)
+            os.chown(f"{folder}/cgroup.procs", self._uid, self._uid)
 
     def has(self, controller: str) -> bool:
         """Whether this controller bounds the sandbox."""
@@ -180,27 +197,24 @@ class SandboxGroups:
 
     def folder_fds(self) -> Iterator[int]:
         """Open folders below which the spawner finds a program's group; cpu alone has none."""
-        for _, folder in self._program_folders():
+        for _, folder in self._of_programs:
             yield os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
-
-    def _program_folders(self) -> list[tuple[Hierarchy, Path]]:
-        return [(h, f) for h, f in self._folders if h.controllers & {"memory", "pids"}]
 
     def add(self, name: str, limits: Limits) -> None:
         """A group for one program."""
-        for hierarchy, folder in self._program_folders():
-            (folder / name).mkdir()
+        for hierarchy, folder in self._of_programs:
+            group = f"{folder}/{name}"
+            os.mkdir(group)
             # + 1: its init counts as well
-            _limit(hierarchy, folder / name, memory_mb=limits.memory_mb, pids=limits.pids + 1, cpus=None)
-            self._lend(folder / name)
+            _limit(hierarchy, group, memory_mb=limits.memory_mb, pids=limits.pids + 1, cpus=None)
+            self._lend(group)
 
     def remove(self, name: str) -> None:
         """Drop a program's group; one that is still busy goes with the next one, or with the sandbox."""
         self._busy.add(name)
-        for name in list(self._busy):
-            left = [folder for _, folder in self._program_folders() if not remove_tree(folder / name)]
-            if not left:
-                self._busy.discard(name)
+        for busy in list(self._busy):
+            if all([_removed(f"{folder}/{busy}") for _, folder in self._of_programs]):
+                self._busy.discard(busy)
 
     def oom_kills(self, name: str = "") -> int:
         """Processes of a program (or of the sandbox) that the kernel has killed for memory so far.
@@ -209,12 +223,12 @@ class SandboxGroups:
         and a fork that `pids.max` refuses costs some until it is freed, on each core: so a fork bomb may run
         out of memory before its deadline. Its result says then what happened, with one flag or with both.
         """
-        for hierarchy, folder in self._folders:
+        for hierarchy, folder in self._of_programs:
             if "memory" in hierarchy.controllers:
                 events = "memory.events" if hierarchy.version == 2 else "memory.oom_control"
-                with contextlib.suppress(OSError):
-                    for line in (folder / name / events).read_text().splitlines():
-                        if line.startswith("oom_kill "):
+                with contextlib.suppress(OSError), open(f"{folder}/{name}/{events}", "rb") as handle:
+                    for line in handle.read().splitlines():
+                        if line.startswith(b"oom_kill "):
                             return int(line.split()[1])
         return 0
 
@@ -227,20 +241,20 @@ class SandboxGroups:
             await asyncio.sleep(0.02)
 
 
-def _limit(hierarchy: Hierarchy, folder: Path, *, memory_mb: int, pids: int, cpus: float | None) -> None:
+def _limit(hierarchy: Hierarchy, folder: str, *, memory_mb: int, pids: int, cpus: float | None) -> None:
     if "memory" in hierarchy.controllers and hierarchy.version == 2:
-        _put(folder / "memory.max", memory_mb << 20)
+        _put(f"{folder}/memory.max", memory_mb << 20)
         with contextlib.suppress(OSError):  # no swap accounting
-            _put(folder / "memory.swap.max", 0)
+            _put(f"{folder}/memory.swap.max", 0)
     elif "memory" in hierarchy.controllers:
-        _put(folder / "memory.limit_in_bytes", memory_mb << 20)
+        _put(f"{folder}/memory.limit_in_bytes", memory_mb << 20)
         with contextlib.suppress(OSError):
-            _put(folder / "memory.memsw.limit_in_bytes", memory_mb << 20)
+            _put(f"{folder}/memory.memsw.limit_in_bytes", memory_mb << 20)
     if "pids" in hierarchy.controllers:
-        _put(folder / "pids.max", pids)
+        _put(f"{folder}/pids.max", pids)
     if "cpu" in hierarchy.controllers and cpus is not None:
         if hierarchy.version == 2:
-            _put(folder / "cpu.max", f"{int(cpus * 100000)} 100000")
+            _put(f"{folder}/cpu.max", f"{int(cpus * 100000)} 100000")
         else:
-            _put(folder / "cpu.cfs_period_us", 100000)
-            _put(folder / "cpu.cfs_quota_us", int(cpus * 100000))
+            _put(f"{folder}/cpu.cfs_period_us", 100000)
+            _put(f"{folder}/cpu.cfs_quota_us", int(cpus * 100000))

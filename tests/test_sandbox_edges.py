@@ -6,9 +6,11 @@ What was asked has an answer that says who is to blame, and nothing is left behi
 from __future__ import annotations
 
 import asyncio
+import json
 import os
 import resource
 import shutil
+import socket
 import subprocess
 import sys
 import time
@@ -20,6 +22,7 @@ import pytest
 from rz_agent.sandboxes.agent import sandbox as agent_sandbox
 from rz_agent.sandboxes.conformance import PROMISES
 from rz_agent.sandboxes.errors import CallTimeout, CreateError, FileError, SandboxError
+from rz_agent.sandboxes.inside.jobs import Reports
 from rz_agent.sandboxes.keeper import Keeper
 from rz_agent.sandboxes.ledger import Ledger
 from rz_agent.sandboxes.limiter import Limiter
@@ -27,7 +30,7 @@ from rz_agent.sandboxes.local import census
 from rz_agent.sandboxes.local.cgroups import find_hierarchies
 from rz_agent.sandboxes.local.provider import LocalProvider
 from rz_agent.sandboxes.local.sandbox import LocalSandbox
-from rz_agent.sandboxes.spec import Limits, SandboxSpec
+from rz_agent.sandboxes.spec import Limits, SandboxSpec, Total
 from rz_agent.sandboxes.tables import LocalTable
 
 pytestmark = pytest.mark.skipif(shutil.which("bwrap") is None, reason="bubblewrap is not installed")
@@ -290,3 +293,46 @@ def test_a_trial_of_promises_ends_when_it_is_told_to_while_it_cancels_another_ta
         return trial.cancelled()
 
     assert asyncio.run(scenario())
+
+
+# -- the spawner ------------------------------------------------------------------------------------------
+
+
+def test_programs_that_hold_every_process_of_their_sandbox_do_not_end_it(box: Box) -> None:
+    hold = (
+        "import threading, time\n"
+        "try:\n"
+        "  for _ in range(70): threading.Thread(target=time.sleep, args=(30,), daemon=True).start()\n"
+        "except RuntimeError: pass\n"
+    )
+
+    async def scenario() -> None:
+        spec = SandboxSpec(limits=Limits(disk_mb=8, pids=64), total=Total(pids=64))
+        async with await box.provider.create(spec) as sandbox:
+            await sandbox.python(hold, session="a")
+            refused = await sandbox.exec(["true"])
+            assert refused.exit_code == 126
+            assert b"cannot start" in refused.stderr
+            await sandbox.end_session("a")
+            assert (await sandbox.exec(["true"])).exit_code == 0
+
+    box.runner.run(scenario())
+
+
+def test_reports_wait_for_a_supervisor_that_does_not_read_and_keep_their_order() -> None:
+    ours, theirs = socket.socketpair()
+    with ours, theirs:
+        reports = Reports(ours)
+        for key in range(5000):
+            reports.add({"key": key})
+        assert reports.waiting == [ours.fileno()]
+        theirs.settimeout(10)
+        lines = theirs.makefile("r")
+        for key in range(5000):
+            while reports.waiting and not key % 100:
+                before = reports.waiting
+                reports.send()
+                if reports.waiting == before:
+                    break
+            assert json.loads(lines.readline()) == {"key": key}
+        assert reports.waiting == []

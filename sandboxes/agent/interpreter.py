@@ -28,6 +28,7 @@ MODULES = (
     "family",
     "container",
     "session",
+    "jobs",
     "programs",
     "spawner",
     "streams",

@@ -18,51 +18,19 @@ import errno
 import fcntl
 import gc
 import importlib
-import json
 import os
 import resource
 import select
 import signal
 import site
 import socket
-import struct
 import sys
 import time
-from typing import Any, NoReturn
+from typing import NoReturn
 
 from . import confine, container, session
+from .jobs import Job, Reports, receive_job
 from .wire import NOT_PRELOADED
-
-Job = dict[str, Any]
-DESCRIPTORS = 5  # input, stdout, stderr, its end as the init tells it, a session's marks
-
-
-def _read(channel: socket.socket, count: int) -> bytes:
-    data = b""
-    while len(data) < count:
-        more = channel.recv(count - len(data))
-        if not more:
-            raise EOFError
-        data += more
-    return data
-
-
-def send_job(channel: socket.socket, job: Job, fds: list[int]) -> None:
-    """Supervisor's side: one job and the program's ends of its pipes."""
-    text = json.dumps(job).encode()
-    data = struct.pack(">I", len(text)) + text
-    sent = socket.send_fds(channel, [data], fds)
-    if sent < len(data):
-        channel.sendall(data[sent:])
-
-
-def _receive_job(channel: socket.socket) -> tuple[Job, list[int]]:
-    head, fds, _, _ = socket.recv_fds(channel, 4, DESCRIPTORS)
-    if not head:
-        raise EOFError
-    head += _read(channel, 4 - len(head))
-    job: Job = json.loads(_read(channel, struct.unpack(">I", head)[0]))
-    return job, list(fds)
 
 
 def place(fds: list[int]) -> None:
@@ -158,7 +126,7 @@ class Spawner:
     """The loop of the spawner process."""
 
     def __init__(self, channel: socket.socket, settings: Job) -> None:
-        self._channel = channel
+        self._channel, self._reports = channel, Reports(channel)
         self._isolated: bool = settings["isolation"] == "namespaces"
         self._guarded: bool = settings["isolation"] == "container"
         self._cgroups: list[int] = settings["cgroups"]
@@ -177,15 +145,17 @@ class Spawner:
         ended, wake = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
         signal.set_wakeup_fd(wake, warn_on_full_buffer=False)
         signal.signal(signal.SIGCHLD, lambda *_: None)
-        self._report({"ready": True})
+        self._reports.add({"ready": True})
         try:
             while True:
-                ready, _, _ = select.select([self._channel.fileno(), ended], [], [])
+                ready, room, _ = select.select([self._channel.fileno(), ended], self._reports.waiting, [])
+                if room:
+                    self._reports.send()
                 if ended in ready:
                     os.read(ended, 4096)
                     self._reap()
                 if self._channel.fileno() in ready:
-                    self._handle(*_receive_job(self._channel))
+                    self._handle(*receive_job(self._channel))
         except (EOFError, ConnectionError):
             for pid in self._pids.values():
                 self._signal(pid, signal.SIGKILL)
@@ -204,9 +174,6 @@ class Spawner:
                 raise ImportError(f"{NOT_PRELOADED}{name!r}, {error!r}") from error
         gc.collect()
         gc.freeze()  # the collector never writes to, and so copies, the pages that programs share
-
-    def _report(self, message: Job) -> None:
-        self._channel.sendall(json.dumps(message).encode() + b"\n")
 
     def _handle(self, job: Job, fds: list[int]) -> None:
         pid = self._pids.get(job["key"])
@@ -240,22 +207,29 @@ class Spawner:
                 continue
 
     def _spawn(self, job: Job, fds: list[int]) -> None:
-        if self._isolated:
-            confine.unshare(confine.CLONE_NEWPID)
         if self._guarded:
             signal.pthread_sigmask(signal.SIG_BLOCK, container.STOPS)
-        pid = os.fork()
+        try:
+            if self._isolated:
+                confine.unshare(confine.CLONE_NEWPID)
+            pid = os.fork()
+        except OSError as error:  # programs of this sandbox hold all the processes that it has
+            os.write(fds[2], f"sandbox: cannot start: {error}\n".encode())
+            pid = -1
         if pid == 0:
             self._child(job, fds)
         if self._isolated:
             confine.setns(self._own_pids, confine.CLONE_NEWPID)
         elif self._guarded:
             signal.pthread_sigmask(signal.SIG_UNBLOCK, container.STOPS)
-        else:
+        elif pid > 0:
             self._lead_a_group(pid)
-        self._pids[job["key"]] = pid
         for fd in fds:
             os.close(fd)
+        if pid > 0:
+            self._pids[job["key"]] = pid
+        else:
+            self._reports.add({"key": job["key"], "status": 126 << 8})
 
     def _lead_a_group(self, pid: int) -> None:
         """This process does it, or the child: once that runs its command, the kernel refuses it here."""
@@ -275,7 +249,7 @@ class Spawner:
                 del self._pids[keys[pid]]
                 if not self._isolated and not self._guarded:
                     self._signal(pid, signal.SIGKILL)  # the rest of its group
-                self._report({"key": keys[pid], "status": status})
+                self._reports.add({"key": keys[pid], "status": status})
 
     def _child(self, job: Job, fds: list[int]) -> NoReturn:
         try:

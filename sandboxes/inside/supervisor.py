@@ -27,8 +27,9 @@ from typing import NoReturn
 from . import confine, files
 from .container import Ground, OutOfMemory
 from .control import Control
+from .jobs import send_job
 from .programs import GRACE_S, START_S, Call, Program
-from .spawner import Spawner, exit_code, send_job
+from .spawner import Spawner, exit_code
 from .streams import OPERATIONS, Streams
 from .timers import Timers
 from .wire import Header

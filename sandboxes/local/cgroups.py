@@ -213,7 +213,8 @@ class SandboxGroups:
         """Drop a program's group; one that is still busy goes with the next one, or with the sandbox."""
         self._busy.add(name)
         for busy in list(self._busy):
-            if all([_removed(f"{folder}/{busy}") for _, folder in self._of_programs]):
+            left = [folder for _, folder in self._of_programs if not _removed(f"{folder}/{busy}")]
+            if not left:
                 self._busy.discard(busy)
 
     def oom_kills(self, name: str = "") -> int:

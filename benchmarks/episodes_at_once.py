@@ -1,11 +1,16 @@
 """How much of a slow environment's own rate the rollout loop keeps: episodes/s seen over episodes/s ideal.
 
-    python benchmarks/episodes_at_once.py --model .cache/bench-tiny [--episodes 200]
+    python benchmarks/episodes_at_once.py --model .cache/bench-tiny [--waves 8]
 
-The model is a null: it answers at once, with the same few tokens. Each turn the environment thinks for 50 ms.
-All else is what a training run has: renderer, scheduler, episode runner, journal on disk. The ideal is
-episodes x turns x 50 ms / episodes in flight. Where that asks for more turns a second than a core makes, the
-share falls; the last column says what a turn of the loop cost.
+Each turn the environment thinks for 50 ms. The model is a null: it answers at once, with the same few words.
+All else is what a training run has: renderer, scheduler, episode runner, journal on disk. `--waves` times as
+many episodes are played as are in flight, from the first admission to the last record: the start, with all of
+them at once, and the end, with none to follow, are part of it, and not all of it.
+The ideal is episodes x turns x 50 ms / episodes in flight. "bare" is what asyncio alone keeps of it here: as
+many coroutines that call the null model, sleep, and do nothing else.
+All of it is one thread's work, and 200 in flight ask for 4,000 turns a second: where a turn costs that thread
+more than 0.25 ms, or the machine is busy with other things, it cannot keep up. The last columns say what a
+turn of the loop cost that thread, and the whole process.
 """
 
 from __future__ import annotations
@@ -13,7 +18,6 @@ from __future__ import annotations
 import argparse
 import asyncio
 import os
-import tempfile
 import time
 from collections.abc import Sequence
 from contextlib import AsyncExitStack
@@ -21,20 +25,19 @@ from pathlib import Path
 from typing import Any, cast
 
 import numpy as np
+from one_batch import one_batch
 from rich.console import Console
 from rich.table import Table
 from rz_agent.envs import AgentEnv, Episode, ListTaskset, Task, reward
-from rz_agent.journal import Journal
 from rz_agent.recipes.recipe import Recipe, parse
-from rz_agent.recipes.rollout_side import episode_runner, open_environment
-from rz_agent.rollout.dispatcher import Dispatcher
+from rz_agent.recipes.rollout_side import open_environment
 from rz_agent.rollout.engine import Completion, Engine
-from rz_agent.rollout.scheduler import Scheduler
-from rz_agent.sandboxes.pool import InfraBreaker
+from rz_agent.rollout.renderer import Renderer
 
 THINKS_S = 0.05
 TURNS = 8
 IN_FLIGHT = (10, 50, 200)
+GROUP_SIZE = 4
 
 
 class SlowEnv(AgentEnv):
@@ -58,75 +61,57 @@ class NullEngine:
     version, contract = 0, "null"
 
     def __init__(self, said: Sequence[int]) -> None:
-        self._ids = np.array(said, np.int32)
+        self._said = np.array(said, np.int32)
+        self._logprobs = np.full(len(said) + 1, -1.0, np.float32)
+        self._versions = np.zeros(len(said) + 1, np.int32)
 
     async def generate(self, prompt_ids: Sequence[int], sampling: Any, **arguments: Any) -> Completion:
-        stop = np.array(arguments["stop_token_ids"][:1], np.int32)
-        ids = np.concatenate([self._ids, stop])
         return Completion(
-            token_ids=ids,
-            logprobs=np.full(len(ids), -1.0, np.float32),
-            versions=np.zeros(len(ids), np.int32),
+            token_ids=np.append(self._said, np.int32(arguments["stop_token_ids"][0])),
+            logprobs=self._logprobs,
+            versions=self._versions,
             finish_reason="stop",
             prompt_tokens=len(prompt_ids),
             cached_tokens=0,
         )
 
 
-async def played(recipe: Recipe, model: Path, environment: Any, episodes: int) -> float:
-    """Seconds for all episodes of one batch."""
-    scheduler = Scheduler(
-        groups_per_batch=episodes // recipe.rollout.group_size,
-        group_size=recipe.rollout.group_size,
-        max_lag=0,
-        total_updates=1,
-    )
-    scheduler.acknowledged("engine", 0)
-    with tempfile.TemporaryDirectory() as folder, Journal.open(Path(folder) / "j.sqlite", run={}) as journal:
-        dispatcher = Dispatcher(
-            scheduler=scheduler,
-            journal=journal,
-            run_episode=episode_runner(recipe, model, cast(Engine, NullEngine([5, 6, 7])), environment).run,
-            task_at=environment.taskset.order(recipe.seed).task_at,
-            group_size=recipe.rollout.group_size,
-            episodes_in_flight=recipe.rollout.episodes_in_flight,
-            seed=recipe.seed,
-            breaker=InfraBreaker(share=1.0),
-        )
-        began = time.perf_counter()
-        rollouts = asyncio.create_task(dispatcher.run())
-        batch = asyncio.create_task(dispatcher.next_batch())
-        await asyncio.wait({rollouts, batch}, return_when=asyncio.FIRST_COMPLETED)
-        if rollouts.done():
-            await rollouts
-        seconds = time.perf_counter() - began
-        rollouts.cancel()
-        await asyncio.gather(rollouts, return_exceptions=True)
-        assert dispatcher.take_tally().masked == 0
-    return seconds
+async def bare(engine: NullEngine, in_flight: int, waves: int) -> float:
+    """Seconds for as many turns without any loop."""
+
+    async def episodes() -> None:
+        for _ in range(waves * TURNS):
+            await engine.generate((), None, stop_token_ids=(1,))
+            await asyncio.sleep(THINKS_S)
+
+    began = time.perf_counter()
+    await asyncio.gather(*(episodes() for _ in range(in_flight)))
+    return time.perf_counter() - began
 
 
-async def measure(model: Path, episodes: int) -> Table:
-    """One row for each number of episodes in flight."""
-    table = Table("in flight", "ideal s", "seen s", "share of the ideal", "CPU ms a turn")
-    for in_flight in IN_FLIGHT:
-        tables = {
-            "env": {"id": "episodes_at_once:SlowEnv"},
-            "model": {"path": str(model)},
-            "rollout": {"group_size": 4, "episodes_in_flight": in_flight, "max_turns": TURNS},
-        }
-        recipe = parse(tables, "benchmark")
-        async with AsyncExitStack() as stack:
-            environment = await open_environment(stack, recipe)
-            await played(recipe, model, environment, in_flight)  # imports, caches
-            before = time.process_time()
-            seconds = await played(recipe, model, environment, episodes)
-            cpu = 1000 * (time.process_time() - before) / (episodes * TURNS)
-        ideal = episodes * TURNS * THINKS_S / in_flight
-        table.add_row(
-            str(in_flight), f"{ideal:.2f}", f"{seconds:.2f}", f"{ideal / seconds:.3f}", f"{cpu:.2f}"
-        )
-    return table
+def recipe_of(model: Path, in_flight: int) -> Recipe:
+    """A run of the slow environment with so many episodes in flight."""
+    rollout = {"group_size": GROUP_SIZE, "episodes_in_flight": in_flight, "max_turns": TURNS}
+    tables = {"env": {"id": f"{__name__}:SlowEnv"}, "model": {"path": str(model)}, "rollout": rollout}
+    return parse(tables, "benchmark")
+
+
+async def measured(model: Path, in_flight: int, waves: int) -> list[str]:
+    """The row of one number of episodes in flight."""
+    recipe = recipe_of(model, in_flight)
+    null = NullEngine(Renderer(model).encode("It is 7, I think.").tolist())
+    engine = cast(Engine, null)
+    episodes = in_flight * waves // GROUP_SIZE * GROUP_SIZE
+    async with AsyncExitStack() as stack:
+        environment = await open_environment(stack, recipe)
+        await one_batch(recipe, model, engine, environment, episodes=GROUP_SIZE)  # imports, caches
+        thread, process = time.thread_time(), time.process_time()
+        _, seconds = await one_batch(recipe, model, engine, environment, episodes=episodes)
+        spent = [time.thread_time() - thread, time.process_time() - process]
+    ideal = episodes * TURNS * THINKS_S / in_flight
+    most = waves * TURNS * THINKS_S / await bare(null, in_flight, waves)
+    times = [f"{ideal:.2f}", f"{seconds:.2f}", f"{ideal / seconds:.3f}", f"{most:.3f}"]
+    return [str(in_flight), str(episodes), *times, *(f"{1000 * s / (episodes * TURNS):.3f}" for s in spent)]
 
 
 def main() -> None:
@@ -137,9 +122,15 @@ def main() -> None:
     parser.add_argument(
         "--model", type=Path, required=True, help="a folder with a tokenizer and chat template"
     )
-    parser.add_argument("--episodes", type=int, default=200)
-    arguments = parser.parse_args()
-    Console(width=100).print(asyncio.run(measure(arguments.model, arguments.episodes)))
+    parser.add_argument("--waves", type=int, default=8, help="episodes of each place in flight (default: 8)")
+    parser.add_argument("--in-flight", type=int, nargs="+", default=IN_FLIGHT, help="how many at once")
+    given = parser.parse_args()
+    table = Table(
+        "in flight", "episodes", "ideal s", "seen s", "share", "bare", "thread ms/turn", "CPU ms/turn"
+    )
+    for in_flight in given.in_flight:
+        table.add_row(*asyncio.run(measured(given.model, in_flight, given.waves)))
+    Console(width=100).print(table)
     print(f"cores {os.cpu_count()}, load average {os.getloadavg()[0]:.1f}")
 
 

@@ -23,15 +23,12 @@ from pathlib import Path
 from typing import Any, cast
 
 import numpy as np
+from one_batch import one_batch
 from rz_agent.envs import AgentEnv, Episode, ListTaskset, Task, reward
-from rz_agent.journal import Journal
 from rz_agent.learner.learner import Learner
 from rz_agent.recipes.recipe import Recipe, parse
-from rz_agent.recipes.rollout_side import episode_runner, open_environment, start_engine
-from rz_agent.rollout.dispatcher import Dispatcher
+from rz_agent.recipes.rollout_side import open_environment, start_engine
 from rz_agent.rollout.engine import Completion, Engine
-from rz_agent.rollout.scheduler import Scheduler
-from rz_agent.sandboxes.pool import InfraBreaker
 from rz_agent.weight_store import WeightStore
 
 QUESTION = "Tell me something about the number {n}, in a few words, and then go on when you are asked to."
@@ -80,42 +77,6 @@ class Recorder:
         return replace(completion, versions=np.zeros_like(completion.versions))
 
 
-async def whole_loop(recipe: Recipe, model: Path, engine: Recorder, environment: Any) -> tuple[int, float]:
-    """Sampled tokens and seconds of one batch through everything."""
-    engine.requests.clear()
-    scheduler = Scheduler(
-        groups_per_batch=recipe.groups_per_batch,
-        group_size=recipe.rollout.group_size,
-        max_lag=0,
-        total_updates=1,
-    )
-    scheduler.acknowledged("engine", 0)
-    with (
-        tempfile.TemporaryDirectory() as folder,
-        Journal.open(Path(folder) / "j.sqlite", run={}) as journal,
-    ):
-        dispatcher = Dispatcher(
-            scheduler=scheduler,
-            journal=journal,
-            run_episode=episode_runner(recipe, model, cast(Engine, engine), environment).run,
-            task_at=environment.taskset.order(recipe.seed).task_at,
-            group_size=recipe.rollout.group_size,
-            episodes_in_flight=recipe.rollout.episodes_in_flight,
-            seed=recipe.seed,
-            breaker=InfraBreaker(share=1.0),
-        )
-        began = time.perf_counter()
-        rollouts = asyncio.create_task(dispatcher.run())
-        batch = asyncio.create_task(dispatcher.next_batch())
-        await asyncio.wait({rollouts, batch}, return_when=asyncio.FIRST_COMPLETED)
-        if rollouts.done():
-            await rollouts
-        seconds = time.perf_counter() - began
-        rollouts.cancel()
-        await asyncio.gather(rollouts, return_exceptions=True)
-        return dispatcher.take_tally().tokens, seconds
-
-
 async def bare_engine(
     engine: Engine, episodes: Sequence[Sequence[Request]], in_flight: int
 ) -> tuple[int, float]:
@@ -145,7 +106,11 @@ async def measure(recipe: Recipe, model: Path, passes: int) -> None:
                 version += 1
                 await engine.update(store.put(version, weights))  # empties the prefix cache
                 if what == "loop":
-                    tokens, seconds = await whole_loop(recipe, model, engine, environment)
+                    engine.requests.clear()
+                    episodes = recipe.groups_per_batch * recipe.rollout.group_size
+                    tokens, seconds = await one_batch(
+                        recipe, model, cast(Engine, engine), environment, episodes=episodes
+                    )
                 else:
                     asked = list(engine.requests.values())
                     tokens, seconds = await bare_engine(

@@ -18,8 +18,7 @@ import signal
 import sysconfig
 import threading
 import traceback
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from types import CodeType, TracebackType
 from typing import Any
 
@@ -33,27 +32,39 @@ class Carried(RuntimeError):
     """Stands for its cause, which no future can carry or which would be taken for another's wish to stop."""
 
 
-@contextmanager
-def blamed(
-    environment: str,
-    hook: str,
-    task_id: str = "",
-    function: Callable[..., Any] | None = None,
-    *,
-    passing: tuple[type[Exception], ...] = (),
-) -> Iterator[None]:
+class blamed:
     """What the block raises is a bug of that hook; `function` is named where no frame of the author's is.
 
     passing  what the hook may raise, besides our own errors
+    A class and no generator: every step of every episode enters several.
     """
-    task = _current_task()
-    try:
-        yield
-    except BaseException as error:
-        if isinstance(error, (RzError, *passing)) or from_outside(error, task):
-            raise
-        where = users_place(error) or source_of(function) or _innermost(error)
-        raise EnvironmentBug(told(environment, hook, task_id, brief(error), where)) from error
+
+    __slots__ = ("_environment", "_function", "_hook", "_passing", "_task", "_task_id")
+
+    def __init__(
+        self,
+        environment: str,
+        hook: str,
+        task_id: str = "",
+        function: Callable[..., Any] | None = None,
+        *,
+        passing: tuple[type[Exception], ...] = (),
+    ) -> None:
+        self._environment, self._hook, self._task_id = environment, hook, task_id
+        self._function, self._passing = function, passing
+
+    def __enter__(self) -> None:
+        self._task = _current_task()
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if error is None or isinstance(error, (RzError, *self._passing)) or from_outside(error, self._task):
+            return
+        where = users_place(error) or source_of(self._function) or _innermost(error)
+        raise EnvironmentBug(
+            told(self._environment, self._hook, self._task_id, brief(error), where)
+        ) from error
 
 
 def from_outside(error: BaseException, task: asyncio.Task[Any] | None) -> bool:

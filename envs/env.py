@@ -19,10 +19,10 @@ Waits: an episode for its own tools and rubric, never for another episode; nothi
 from __future__ import annotations
 
 import asyncio
+import inspect
 import logging
 from collections.abc import Awaitable, Callable, Coroutine, Iterable, Sequence
 from contextlib import AbstractAsyncContextManager, AsyncExitStack, nullcontext
-from copy import deepcopy
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -39,9 +39,9 @@ from .action import Action
 from .adapters import named_taskset
 from .bug import blamed
 from .context_policy import AppendOnly, ContextPolicy
-from .failure import is_the_policys, mask_reason
+from .failure import last_step, mask_reason
 from .hooks import Portal, to_the_end
-from .message import NOTHING, Message, Observation, observation
+from .message import NOTHING, Message, Observation, copied, observation
 from .options import EnvOptions, parse_options
 from .progress import Progress
 from .rubric import Ended, Rubric
@@ -209,7 +209,7 @@ class AgentEnv(gymnasium.Env[Observation, str]):
         task = self._pick(options or {})
         if not await self.hook_calls.settled(calls.GRACE_S):
             why = "a hook of the episode before, which was abandoned, still runs"
-            return deepcopy(observation(task.prompt, "user")), {"task_id": task.id, "mask": why}
+            return copied(observation(task.prompt, "user")), {"task_id": task.id, "mask": why}
         self._progress, self.state = Progress(task), {}
         new, masked = await self._set_up(task)
         self._progress.messages.extend(new["messages"])
@@ -217,7 +217,7 @@ class AgentEnv(gymnasium.Env[Observation, str]):
         if masked:
             await self._leave()
             info["mask"] = masked
-        return deepcopy(new), info  # whoever is shown a task's prompt may change what he was shown
+        return copied(new), info  # whoever is shown a task's prompt may change what he was shown
 
     async def astep(self, action: str | Action) -> Step:
         """One turn of the policy. The last step of an episode carries its reward, `info["ended"]`,
@@ -311,6 +311,8 @@ class AgentEnv(gymnasium.Env[Observation, str]):
                         self.shared = await stack.enter_async_context(resources)
                         self._stack = stack
                 self._begun = True
+                if type(self).begin is AgentEnv.begin:
+                    return prompt, ""
                 with blamed(name, "begin", task.id, self.begin):
                     shown = await self.hook_calls.call(self.begin, task)
                     return (prompt if shown is None else observation(shown, "user")), ""
@@ -331,10 +333,8 @@ class AgentEnv(gymnasium.Env[Observation, str]):
             raise
         except BaseException as error:
             await self._leave()
-            if progress is not None and (reason := mask_reason(error)):
-                return NOTHING, 0.0, False, True, {**progress.info(), "mask": reason}
-            if progress is not None and is_the_policys(error):
-                return NOTHING, 0.0, True, False, progress.broken(error)
+            if progress and (last := last_step(error, info=progress.info(), counts=progress.counts())):
+                return last
             raise
 
     async def _turn(self, text: str) -> Step:
@@ -379,7 +379,8 @@ class AgentEnv(gymnasium.Env[Observation, str]):
         self._progress = None
         if self._begun:
             self._begun = False
-            await self.hook_calls.when_returned(self._end)
+            if type(self).end is not AgentEnv.end:
+                await self.hook_calls.when_returned(self._end)
 
     async def _close(self, stack: AsyncExitStack) -> None:
         with blamed(type(self).__name__, "open_shared, closing", function=self.open_shared):
@@ -392,6 +393,15 @@ class AgentEnv(gymnasium.Env[Observation, str]):
         except Exception:
             # The episode's result stands: a sandbox that cannot be left is the provider's to reap.
             log.warning("%s.end failed", type(self).__name__, exc_info=True)
+
+
+_UNWINDING = frozenset((AgentEnv.astep, AgentEnv.atruncate))
+
+
+def unwinds(method: Callable[..., Any]) -> bool:
+    """Whether a method of an environment is over soon after it is cancelled, so that nobody needs to guard
+    against it: ours, where no author replaced it. What an author wrote runs in it through `Calls`."""
+    return inspect.ismethod(method) and method.__func__ in _UNWINDING
 
 
 def _merged(inherited: tuple[str, ...], members: list[tuple[str, Any]], mark: str) -> tuple[str, ...]:

@@ -25,6 +25,7 @@ from .rubric import Rubric
 from .script import Solve
 from .self_test import Case
 from .task import Taskset
+from .threads import Threads
 from .tool import ToolSpec
 
 log = logging.getLogger(__name__)
@@ -60,7 +61,7 @@ class EnvFactory:
         self.longest_step_s: float = env_class.longest_step_s(self._first.options)
         self._stack: AsyncExitStack | None = None
         self._shared: Any = None
-        self._abandoned = Abandoned()
+        self._abandoned, self._threads = Abandoned(), Threads()
 
     @property
     def scripted(self) -> Solve | None:
@@ -102,5 +103,6 @@ class EnvFactory:
         borrowed = {"sandboxes": self._sandboxes, "shared": self._shared}
         with blamed(self._class.__name__, "__init__", function=self._class.__init__):
             env = self._class(rubric=self._rubric, **borrowed, **arguments)
-        env.hook_calls.abandoned = self._abandoned  # one count for the run
+        # One count and one set of threads for the run.
+        env.hook_calls.abandoned, env.hook_calls.threads = self._abandoned, self._threads
         return env

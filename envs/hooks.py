@@ -1,15 +1,14 @@
 """Running what an author wrote without blocking the event loop, and without letting it end that loop.
 
-    started(function, ...)    a plain function in a thread of its own, as a future
+    prepared(function, ...)   a plain function as a future, and what a thread must do to resolve it
     contained(awaitable)      its result, or an ordinary exception
     in_thread(function, ...)  a plain function of ours, waited for to its end
     to_the_end(coroutine)     runs to its end even where the caller is cancelled
     Portal                    an event loop in a thread, for callers that are not async
 
-Invariant: `started` and `contained` come to a result, to an Exception, or to somebody else's wish to stop. An
+Invariant: `prepared` and `contained` come to a result, an Exception, or somebody else's wish to stop. An
 exit, a KeyboardInterrupt or a CancelledError that the author's code raised by itself would otherwise end the
 loop with every other episode, or look like a cancellation that nobody asked for.
-A thread each, not a pool: hundreds of episodes whose plain tools sleep must not queue behind one another.
 """
 
 from __future__ import annotations
@@ -28,8 +27,11 @@ T = TypeVar("T")
 _CLOSE_S = 2.0
 
 
-def started(function: Callable[..., T], *args: Any, **kwargs: Any) -> Future[T]:
-    """Run a plain function in a new daemon thread; the future cannot be cancelled."""
+def prepared(
+    function: Callable[..., T], /, *args: Any, **kwargs: Any
+) -> tuple[Future[T], Callable[[], None]]:
+    """A plain function's result, which cannot be cancelled, and the work that some thread must do for it, in
+    the context of the caller."""
     done: Future[T] = Future()
     done.set_running_or_notify_cancel()
     context = contextvars.copy_context()
@@ -44,8 +46,7 @@ def started(function: Callable[..., T], *args: Any, **kwargs: Any) -> Future[T]:
         except BaseException as error:
             done.set_exception(_carried(error))
 
-    threading.Thread(target=work, name=f"rz-{name_of(function)}", daemon=True).start()
-    return done
+    return done, work
 
 
 async def contained(awaitable: Awaitable[T]) -> T:
@@ -76,7 +77,9 @@ def _carried(error: BaseException) -> Carried:
 
 async def in_thread(function: Callable[..., T], *args: Any, **kwargs: Any) -> T:
     """Run a plain function that ends by itself; a cancelled caller waits until it returned."""
-    return await _shielded(asyncio.wrap_future(started(function, *args, **kwargs)))
+    done, work = prepared(function, *args, **kwargs)
+    threading.Thread(target=work, name=f"rz-{name_of(function)}", daemon=True).start()
+    return await _shielded(asyncio.wrap_future(done))
 
 
 async def to_the_end(coroutine: Coroutine[Any, Any, T]) -> T:

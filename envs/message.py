@@ -9,6 +9,7 @@ through JSON, for the images are beside them.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
+from copy import deepcopy
 from typing import Any, Literal, NotRequired
 
 from typing_extensions import TypedDict
@@ -90,6 +91,16 @@ def joined(observations: Iterable[Observation]) -> Observation:
         messages=tuple(message for part in parts for message in part["messages"]),
         images=tuple(image for part in parts for image in part["images"]),
     )
+
+
+def copied(shown: Observation) -> Observation:
+    """One that may be changed and leave this one as it is; a message of texts only needs no deep copy."""
+    return Observation(messages=tuple(map(_copied, shown["messages"])), images=shown["images"])
+
+
+def _copied(message: Message) -> Message:
+    flat = all(isinstance(value, str) for value in message.values())
+    return message.copy() if flat else deepcopy(message)
 
 
 def text_of(content: str | Sequence[Mapping[str, Any]], *, image: str = "[image]") -> str:

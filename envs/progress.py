@@ -61,11 +61,6 @@ class Progress:
         """`turn`: actions so far; `calls`: the status of each tool call of the last one."""
         return {"task_id": self.task.id, "turn": self.turns, "calls": list(self._statuses)}
 
-    def broken(self, error: BaseException) -> dict[str, Any]:
-        """What there is to say of an episode whose sandbox the policy's own programs broke."""
-        metrics = {**self.counts(), "broken": 1.0}
-        return {**self.info(), "ended": "broken", "why": str(error), "rewards": {}, "metrics": metrics}
-
     def counts(self) -> dict[str, float]:
         """The metrics every environment has."""
         return {

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import math
 import reprlib
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from numbers import Real
 from typing import Any
@@ -19,7 +19,7 @@ from typing import Any
 import numpy as np
 
 from ..errors import EnvironmentBug, NonFinite
-from .bug import told
+from .bug import source_of, told
 from .message import Observation, count_images
 from .spaces import is_message
 
@@ -30,13 +30,13 @@ _SHOWN = 'Return {"messages": ({"role": "user", "content": "..."},), "images": (
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Place:
-    """Who returned it: for the message of an error. `source` is the file and line of the function."""
+    """Who returned it: for the message of an error, which looks up the line of `function`."""
 
     environment: str
     hook: str
     task_id: str
     episode_id: str = ""
-    source: str = "(no source)"
+    function: Callable[..., Any] | None = None
 
     def words(self, what: str, remedy: str) -> str:
         return told(
@@ -44,7 +44,7 @@ class Place:
             self.hook,
             self.task_id,
             what,
-            self.source,
+            source_of(self.function) or "(no source)",
             episode_id=self.episode_id,
             remedy=f"{remedy} Then resume the run.",
         )
@@ -111,6 +111,8 @@ def _reward(given: object, place: Place) -> float:
 
 def _number(given: object) -> float | None:
     """The number as a float, NumPy's included; None for what is none, or too large to be a float."""
+    if type(given) is float:  # asking for a Real is slow, and this is what most steps return
+        return given
     if isinstance(given, bool) or not isinstance(given, Real):
         return None
     try:

@@ -164,7 +164,7 @@ def _compile(text: str, source: str) -> Template:
     environment.globals["raise_exception"] = raise_exception
     environment.globals["strftime_now"] = now.strftime
     try:
-        return environment.from_string(text)
+        template = environment.from_string(text)
     except TemplateSyntaxError as error:
         raise ConfigError(
             source=source,
@@ -173,3 +173,6 @@ def _compile(text: str, source: str) -> Template:
             why=f"is not valid Jinja: {error.message}",
             remedy="Restore the template that the model was published with.",
         ) from error
+    # Jinja keeps the globals as a chain of maps, which each rendering would walk in Python.
+    template.globals = dict(template.globals)
+    return template

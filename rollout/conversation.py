@@ -72,9 +72,7 @@ class Conversation:
         """
         if self._said is not None:
             raise ValueError("the policy has spoken already: observe() something before it speaks again")
-        kept, self._stop = self._renderer.split_stop(sampled)
-        self._said = self._renderer.spell(kept)
-        text = self._renderer.decode(kept)
+        text, self._said, self._stop = self._renderer.heard(sampled)
         self._public.append(reply or {"role": "assistant", "content": text})
         return text
 

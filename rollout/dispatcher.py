@@ -6,8 +6,11 @@ Invariants: every admitted episode reaches the journal exactly once, also when i
 scheduler hears of an episode only after the journal holds it; an episode's task and seeds are pure
 functions of the run's seed, its position and its index, so a restarted episode asks the same.
 
-Who waits: `run` waits for room (in-flight episodes, the lag certificate) and is woken by a finished
-episode, a finished update or an acknowledged version. `next_batch` waits for the scheduler to have
+Episodes start one by one as others end, and one group is admitted ahead of them, so that no place in flight
+stands empty while a group's admission goes to disk; an episode that is over gives its place away before its
+record is on disk.
+Who waits: `run` waits for room (in-flight episodes, the lag certificate) and is woken by an episode that is
+over, a finished update or an acknowledged version. `next_batch` waits for the scheduler to have
 one. Neither waits for the other. A failure of any episode coroutine that is not the episode's own
 outcome (a broken journal, a dead engine, a missing log-probability) ends `run` and so the run.
 """
@@ -16,7 +19,8 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable, Sequence
+from collections import deque
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
@@ -66,7 +70,8 @@ class Dispatcher:
         self._group_size, self._room, self._seed = group_size, episodes_in_flight, seed
         self._breaker, self._on_infra_failure = breaker, on_infra_failure
         self._changed = asyncio.Event()
-        self._running: set[asyncio.Task[None]] = set()
+        self._waiting: deque[EpisodeRequest] = deque()  # admitted, and not yet in flight
+        self._in_flight = 0
         self._tally = Tally()
         self._silent = 0
         self._idle_since: float | None = time.monotonic()
@@ -77,13 +82,11 @@ class Dispatcher:
             with ungrouped():
                 async with asyncio.TaskGroup() as episodes:
                     for group in unfinished:
-                        self._start_group(episodes, group)
-                    while not self._scheduler.finished:
-                        if (record := await self._admit()) is None:
+                        self._queue(group.record, missing=set(range(group.record.size)) - group.finished)
+                    while self._waiting or not self._scheduler.finished:
+                        await self._start(episodes)
+                        if not await self._admit():
                             await self._wait_for_change()
-                        else:
-                            begun = GroupProgress(record=record, finished=frozenset(), oldest_version=None)
-                            self._start_group(episodes, begun)
         finally:
             self._changed.set()
 
@@ -101,7 +104,7 @@ class Dispatcher:
 
     def take_tally(self) -> Tally:
         """Figures since the last call."""
-        self._note_idle(idle=not self._running)
+        self._note_idle()
         tally, self._tally = self._tally, Tally()
         return tally
 
@@ -111,30 +114,35 @@ class Dispatcher:
         self._changed.clear()
         await self._changed.wait()
 
-    async def _admit(self) -> GroupRecord | None:
-        in_flight = len(self._running)
-        if in_flight and in_flight + self._group_size > self._room:
-            return None
-        if (ticket := self._scheduler.admit()) is None:
-            return None
-        record = GroupRecord(
-            group_id=ticket.group_id,
-            task_id=self._task_of(ticket.position).id,
-            position=ticket.position,
-            size=self._group_size,
-            admitted_version=ticket.version,
-            planned_update=ticket.planned_update,
-        )
-        await self._journal.aadmit(record)
-        return record
+    async def _admit(self) -> bool:
+        """Admit groups until enough episodes wait for the room there is, and one group more; whether any was.
+        They go to disk together."""
+        wanted = self._room - self._in_flight - len(self._waiting)
+        records = list[GroupRecord]()
+        while len(records) * self._group_size <= wanted and (ticket := self._scheduler.admit()):
+            records.append(
+                GroupRecord(
+                    group_id=ticket.group_id,
+                    task_id=self._task_of(ticket.position).id,
+                    position=ticket.position,
+                    size=self._group_size,
+                    admitted_version=ticket.version,
+                    planned_update=ticket.planned_update,
+                )
+            )
+        if not records:
+            return False
+        await asyncio.gather(*(self._journal.aadmit(record) for record in records))
+        for record in records:
+            self._queue(record, missing=range(record.size))
+        return True
 
     def _task_of(self, position: int) -> Task:
         with blamed("taskset", f"order at position {position}"):
             return self._task_at(position)
 
-    def _start_group(self, episodes: asyncio.TaskGroup, group: GroupProgress) -> None:
-        record = group.record
-        missing = sorted(set(range(record.size)) - group.finished)
+    def _queue(self, record: GroupRecord, *, missing: Iterable[int]) -> None:
+        """Put the group's `missing` episodes behind those that wait."""
         task = self._task_of(record.position)
         if task.id != record.task_id:
             raise ConfigError(
@@ -144,40 +152,43 @@ class Dispatcher:
                 why=f"is now at position {record.position}, where the run had {record.task_id}.",
                 remedy="Give the run its tasks again, in their order, or begin a new one.",
             )
-        for index in missing:
+        for index in sorted(missing):
             episode_id = f"{record.group_id}-{index}"
-            request = EpisodeRequest(
-                task=task,
-                group_id=record.group_id,
-                episode_id=episode_id,
-                index=index,
-                seed=seed_of(self._seed, episode_id),
+            self._waiting.append(
+                EpisodeRequest(
+                    task=task,
+                    group_id=record.group_id,
+                    episode_id=episode_id,
+                    index=index,
+                    seed=seed_of(self._seed, episode_id),
+                )
             )
-            running = episodes.create_task(self._run_one(request), name=episode_id)
-            self._running.add(running)
-            running.add_done_callback(self._ended)
-        self._note_idle(idle=False)
 
-    def _ended(self, running: asyncio.Task[None]) -> None:
-        self._running.discard(running)
-        self._note_idle(idle=not self._running)
-        self._changed.set()
+    async def _start(self, episodes: asyncio.TaskGroup) -> None:
+        """Start as many of the episodes that wait as there is room for.
+
+        One after the other: episodes that begin in step stay in step, and each turn then waits for them all.
+        """
+        while self._waiting and self._in_flight < self._room:
+            request = self._waiting.popleft()
+            self._in_flight += 1
+            self._note_idle()
+            episodes.create_task(self._run_one(request), name=request.episode_id)
+            await asyncio.sleep(0)
 
     async def _run_one(self, request: EpisodeRequest) -> None:
-        signals = Signals(
-            first_request=lambda: self._scheduler.first_request(request.group_id),
-            first_token=lambda version: self._first_token(request.group_id, version),
-        )
-        trajectory = await self._played(request, signals)
-        if trajectory.masked and self._on_infra_failure == "retry":
-            lost = {"episode": request.episode_id, "why": trajectory.mask_reason}
-            self._journal.record_event("retry", lost)
-            trajectory = await self._played(request, signals)
+        try:
+            trajectory = await self._played(request)
+        finally:
+            self._in_flight -= 1
+            self._note_idle()
+            self._changed.set()
         await self._journal.afinish_episode(trajectory, request.index)
         self._count(trajectory)
         self._scheduler.finish_episode(
             trajectory.group_id, trajectory.oldest_version, masked=trajectory.masked
         )
+        self._changed.set()
         self._breaker.record(failed=trajectory.masked)
         self._refuse_silence(trajectory)
         if trajectory.masked and self._on_infra_failure == "stop":
@@ -186,7 +197,20 @@ class Dispatcher:
                 '  sandbox.on_infra_failure = "stop" ends the run there; repair it and resume, or set "mask".'
             )
 
-    async def _played(self, request: EpisodeRequest, signals: Signals) -> Trajectory:
+    async def _played(self, request: EpisodeRequest) -> Trajectory:
+        """The episode, or a second try of it where its infrastructure failed and that is wanted."""
+        signals = Signals(
+            first_request=lambda: self._scheduler.first_request(request.group_id),
+            first_token=lambda version: self._first_token(request.group_id, version),
+        )
+        trajectory = await self._tried(request, signals)
+        if trajectory.masked and self._on_infra_failure == "retry":
+            lost = {"episode": request.episode_id, "why": trajectory.mask_reason}
+            self._journal.record_event("retry", lost)
+            trajectory = await self._tried(request, signals)
+        return trajectory
+
+    async def _tried(self, request: EpisodeRequest, signals: Signals) -> Trajectory:
         """The episode; an environment that cancels itself is an error, else its group would never finish."""
         try:
             return await self._run_episode(request, signals)
@@ -221,8 +245,8 @@ class Dispatcher:
         tally.prompt_tokens += int(trajectory.metrics.get("rollout/prompt_tokens", 0))
         tally.cached_tokens += int(trajectory.metrics.get("rollout/cached_tokens", 0))
 
-    def _note_idle(self, *, idle: bool) -> None:
+    def _note_idle(self) -> None:
         now = time.monotonic()
         if self._idle_since is not None:
             self._tally.idle_s += now - self._idle_since
-        self._idle_since = now if idle else None
+        self._idle_since = None if self._in_flight else now

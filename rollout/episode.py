@@ -28,10 +28,10 @@ from typing import Any, Literal
 
 from ..envs import calls
 from ..envs.action import Action
-from ..envs.bug import blamed, source_of
-from ..envs.env import AgentEnv
-from ..envs.failure import is_the_policys, mask_reason
-from ..envs.message import NOTHING, Message, Observation, joined
+from ..envs.bug import blamed
+from ..envs.env import AgentEnv, unwinds
+from ..envs.failure import last_step
+from ..envs.message import Message, Observation
 from ..envs.recording import Recorder
 from ..envs.step_result import Place, Step, checked_reset, checked_step, metrics_of
 from ..envs.task import Task
@@ -110,7 +110,7 @@ class _Record:
             hook=hook,
             task_id=self.request.task.id,
             episode_id=self.request.episode_id,
-            source=source_of(function) or "(no source)",
+            function=function,
         )
 
     def rollout_metrics(self) -> dict[str, float]:
@@ -189,15 +189,16 @@ class EpisodeRunner:
         try:
             while True:
                 completion = await self._sample(request, signals, record)
-                text = talk.act(completion.token_ids)
-                action = Action(text=text, token_ids=tuple(completion.token_ids.tolist()))
+                ids = completion.token_ids.tolist()
+                text = talk.act(ids)
+                action = Action(text=text, token_ids=tuple(ids))
                 step = await self._step(f"step {record.turns}", record, env.astep, action)
                 if record.recorder:
                     record.recorder.stepped(text, env.parse(text).calls, step)
                 observation, _, terminated, truncated, _ = step
                 if terminated or truncated:
                     return "ok" if terminated else "truncated"
-                history = joined([history, _turn(text), observation])
+                history = _continued(history, text, observation)
                 shown = self._shown(env, history)
                 self._hear(talk.see(shown["messages"]), shown["images"], record)
         except _Reached as reached:
@@ -238,7 +239,7 @@ class EpisodeRunner:
         try:
             async with asyncio.timeout(left_s) as clock:
                 completion = await self._engine.generate(
-                    record.open.ids.tolist(),
+                    record.open.prompt(),
                     self._sampling,
                     max_tokens=most,
                     stop_token_ids=self._renderer.stop_token_ids,
@@ -271,7 +272,7 @@ class EpisodeRunner:
         setup_s, options = request.task.deadlines.setup_s, {"task": request.task}
         asked = functools.partial(env.areset, seed=request.seed, options=options)
         limit = f"the task's deadlines.setup_s = {setup_s:g} and a grace"
-        returned = await self._ask("reset", record, asked, setup_s + 2 * calls.GRACE_S, limit)
+        returned = await self._ask("reset", record, setup_s + 2 * calls.GRACE_S, limit, asked)
         observation, info = checked_reset(returned, record.place("reset", env.areset))
         if record.recorder:
             record.recorder.began(observation, info)
@@ -282,15 +283,20 @@ class EpisodeRunner:
         """One step of the environment; keeps its reward and metrics."""
         seconds, place = self._limits.step_deadline_s, record.place(what, method)
         limit = f"rollout.step_deadline_s = {seconds:g}"
-        returned = await self._ask(what, record, functools.partial(method, given), seconds, limit)
-        step = checked_step(returned, place)
+        step = checked_step(await self._ask(what, record, seconds, limit, method, given), place)
         self._refuse_masked(step[4])
         record.reward += step[1]
         record.env_metrics |= metrics_of(step[4], place)
         return step
 
     async def _ask(
-        self, what: str, record: _Record, function: Callable[[], Any], limit_s: float, limit: str
+        self,
+        what: str,
+        record: _Record,
+        limit_s: float,
+        limit: str,
+        function: Callable[..., Any],
+        *given: object,
     ) -> Any:
         """Await the environment: past the deadline it hangs, which masks the episode, as a failure of its
         infrastructure does. Any other exception than our own is an `EnvironmentBug`."""
@@ -298,17 +304,19 @@ class EpisodeRunner:
             async with deadline(limit_s) as clock:
                 try:
                     with blamed(record.environment, what, record.request.task.id, function):
-                        return await record.calls.call(function)
+                        if unwinds(function):
+                            return await function(*given)
+                        return await record.calls.call(function, *given)
                 finally:
                     record.waited_s += clock.waited_s
         except TimeoutError:
             raise _Infrastructure(f"{what}: no answer within {limit}") from None
         except RzError as error:
-            if reason := mask_reason(error, acted=record.turns > 0):
+            if (last := last_step(error, acted=record.turns > 0)) is None:
+                raise
+            if reason := last[4].get("mask"):
                 raise _Infrastructure(f"{what}: {reason}") from error
-            if is_the_policys(error):
-                return NOTHING, 0.0, True, False, {"ended": "broken", "why": str(error)}
-            raise
+            return last
 
     async def _close(self, env: AgentEnv, record: _Record) -> None:
         """Close the environment; the episode's result stands where that does not end."""
@@ -325,5 +333,10 @@ class EpisodeRunner:
             raise _Infrastructure(str(reason))
 
 
-def _turn(text: str) -> Observation:
-    return Observation(messages=(Message(role="assistant", content=text),), images=())
+def _continued(history: Observation, said: str, observed: Observation) -> Observation:
+    """The history after one more turn of the policy and what it was answered."""
+    turn = Message(role="assistant", content=said)
+    return Observation(
+        messages=(*history["messages"], turn, *observed["messages"]),
+        images=history["images"] + observed["images"],
+    )

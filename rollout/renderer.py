@@ -70,6 +70,7 @@ class Renderer:
         self.reads_images = self._finds_images()
         self.close = self._find_close()
         self.stop_token_ids = self._find_stop_tokens()
+        self._telling = self.special.ids.union(self.stop_token_ids)  # ids that are more than their text
         self._check_plain_text()
 
     def first(self, messages: Sequence[Message], tools: Sequence[Tool] | None = None) -> Int32:
@@ -105,8 +106,6 @@ class Renderer:
 
     def spell(self, ids: Sequence[int]) -> str:
         """Guarded text of sampled ids: a special token is spelled out, text that spells one is marked."""
-        if self.special.ids.isdisjoint(ids):
-            return self.special.guard(str(self._tokenizer.decode(ids, skip_special_tokens=False)))
         parts: list[str] = []
         run: list[int] = []
         for token in [*ids, None]:
@@ -120,9 +119,16 @@ class Renderer:
                 parts.append(str(self._tokenizer.id_to_token(token)))
         return "".join(parts)
 
+    def heard(self, sampled: Iterable[int]) -> tuple[str, str, str]:
+        """A sampled turn: its text (`decode`), its guarded text (`spell`), its stop token's spelling."""
+        kept, stop = self.split_stop(sampled)
+        text = self.decode(kept)
+        plain = self._telling.isdisjoint(kept)
+        return text, self.special.guard(text) if plain else self.spell(kept), stop
+
     def split_stop(self, ids: Iterable[int]) -> tuple[list[int], str]:
         """Sampled ids without a final stop token, and that token's spelling ("" where none ended it)."""
-        kept = [int(token) for token in ids]
+        kept = list(map(int, ids))
         if kept and kept[-1] in self.stop_token_ids:
             return kept[:-1], str(self._tokenizer.id_to_token(kept[-1]))
         return kept, ""

@@ -274,11 +274,11 @@ class Scheduler:
 
         No other choice of G leaves a smaller required lag, so checking this one is enough.
         """
-        finished = sorted((g for g in self._groups.values() if g.finished), key=_age)
-        batch = finished[: self.groups_per_batch]
+        finished = [group for group in self._groups.values() if group.finished]
         last = self.data_ended and len(finished) == len(self._groups)
-        if len(batch) < self.groups_per_batch and not last:
+        if len(finished) < self.groups_per_batch and not last:
             return []
+        batch = sorted(finished, key=_age)[: self.groups_per_batch]
         chosen = {group.group_id for group in batch}
         rest = [g.oldest_version for g in self._groups.values() if g.group_id not in chosen]
         fits = required_lag(rest, self.update + 1, self.groups_per_batch) <= self.max_lag

@@ -11,7 +11,7 @@ Columns are typed arrays, never lists of Python integers: thousands of episodes 
 from __future__ import annotations
 
 from array import array
-from collections.abc import Iterable
+from collections.abc import Sequence
 
 import numpy as np
 
@@ -19,7 +19,8 @@ from ..errors import MissingLogprob, NonFinite
 from ..trajectory import Int32, Sampling, Segment
 from .engine import Completion
 
-NAN = float("nan")
+_NO_ACTION, _ACTION = array("b", [0]), array("b", [1])
+_NO_LOGPROB, _NO_VERSION = array("f", [float("nan")]), array("i", [-1])
 
 
 class SegmentBuilder:
@@ -42,21 +43,24 @@ class SegmentBuilder:
 
     @property
     def ids(self) -> Int32:
-        """int32[T] all tokens so far: the engine's next prompt."""
+        """int32[T] all tokens so far."""
         return np.array(self._ids, dtype=np.int32)
+
+    def prompt(self) -> list[int]:
+        """All tokens so far, as the engine is given them next."""
+        return self._ids.tolist()
 
     @property
     def num_actions(self) -> int:
-        return sum(self._mask)
+        return self._mask.count(1)
 
-    def context(self, ids: Iterable[int], images: tuple[bytes, ...] = ()) -> None:
+    def context(self, ids: Int32 | Sequence[int], images: tuple[bytes, ...] = ()) -> None:
         """Append tokens that the policy did not sample, and the images of their placeholders."""
-        before = len(self._ids)
-        self._ids.extend(int(i) for i in ids)
-        added = len(self._ids) - before
-        self._mask.extend([0] * added)
-        self._logprobs.extend([NAN] * added)
-        self._versions.extend([-1] * added)
+        added = len(ids)
+        self._ids.frombytes(np.asarray(ids, np.int32).tobytes())
+        self._mask.extend(_NO_ACTION * added)
+        self._logprobs.extend(_NO_LOGPROB * added)
+        self._versions.extend(_NO_VERSION * added)
         self.images += images
 
     def actions(self, completion: Completion) -> None:
@@ -71,14 +75,14 @@ class SegmentBuilder:
                 f"the engine returned {count} tokens, {len(completion.logprobs)} log-probabilities "
                 f"and {len(completion.versions)} versions: each sampled token needs one of each"
             )
-        if bad := np.flatnonzero(~np.isfinite(completion.logprobs)).tolist():
-            raise NonFinite(
-                f"token {bad[0]} of {count} has the log-probability {completion.logprobs[bad[0]]}"
-            )
-        self._ids.extend(completion.token_ids.tolist())
-        self._mask.extend([1] * count)
-        self._logprobs.extend(completion.logprobs.tolist())
-        self._versions.extend(completion.versions.tolist())
+        finite = np.isfinite(completion.logprobs)
+        if not finite.all():
+            bad = int(finite.argmin())
+            raise NonFinite(f"token {bad} of {count} has the log-probability {completion.logprobs[bad]}")
+        self._ids.frombytes(completion.token_ids.astype(np.int32, copy=False).tobytes())
+        self._mask.extend(_ACTION * count)
+        self._logprobs.frombytes(completion.logprobs.astype(np.float32, copy=False).tobytes())
+        self._versions.frombytes(completion.versions.astype(np.int32, copy=False).tobytes())
 
     def build(self) -> Segment:
         """The finished segment; raises MissingLogprob or NonFinite if a sampled token lacks its mu."""

@@ -16,7 +16,7 @@ Invariant: `unguard(guard(text)) == text` up to characters that are not text (`a
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 
 MARK = "\ufdd0"
@@ -54,8 +54,8 @@ class SpecialTokens:
     def __init__(self, tokens: Mapping[str, AddedToken]) -> None:
         self.tokens = dict(tokens)
         self.ids = frozenset(token.id for token in self.tokens.values())
-        self._longest_first = sorted(self.tokens.values(), key=lambda token: -len(token.content))
-        self._split = _finder(self._longest_first)
+        self._split, in_order = _finder(self.tokens.values())
+        self._found = [token.id for token in in_order]
         self._guard_all = _breaker(list(self.tokens))
         self._guard_control = _breaker([t.content for t in self.tokens.values() if t.control])
 
@@ -66,7 +66,7 @@ class SpecialTokens:
                   such a text may rightly contain `<tool_call>`
         """
         pattern = self._guard_control if authored else self._guard_all
-        return pattern.sub(rf"\g<0>{MARK}", as_text(text)) if pattern else as_text(text)
+        return pattern.sub(_broken, as_text(text)) if pattern else as_text(text)
 
     def unguard(self, piece: str) -> str:
         return piece.replace(MARK, "")
@@ -77,20 +77,37 @@ class SpecialTokens:
         for match in self._split.finditer(text) if self._split else ():
             if match.start() > start:
                 yield None, text[start : match.start()]
-            yield self._longest_first[(match.lastindex or 1) - 1].id, match[0]
+            yield self._found[(match.lastindex or 1) - 1], match[0]
             start = match.end()
         if start < len(text):
             yield None, text[start:]
 
 
-def _finder(tokens: list[AddedToken]) -> re.Pattern[str] | None:
-    """One group a token, in the order given: of two that start together the first listed wins."""
+def _broken(match: re.Match[str]) -> str:
+    return match[0] + MARK
 
-    def spelling(token: AddedToken) -> str:
+
+def _finder(tokens: Iterable[AddedToken]) -> tuple[re.Pattern[str] | None, list[AddedToken]]:
+    """Matches a token, one group each, and the tokens by their groups: of two that start together the longest
+    wins. Those of one first character share it, so that a text without it is passed over at once."""
+    longest_first = sorted(tokens, key=lambda token: -len(token.content))
+
+    def spelling(token: AddedToken, begun: int) -> str:
         left, right = r"\s*" if token.lstrip else "", r"\s*" if token.rstrip else ""
-        return f"{left}({re.escape(token.content)}){right}"
+        return f"{left}({re.escape(token.content[begun:])}){right}"
 
-    return re.compile("|".join(map(spelling, tokens))) if tokens else None
+    if not longest_first:
+        return None, []
+    if any(token.lstrip for token in longest_first):  # their matches begin with any white space
+        return re.compile("|".join(spelling(token, 0) for token in longest_first)), longest_first
+    by_first: dict[str, list[AddedToken]] = {}
+    for token in longest_first:
+        by_first.setdefault(token.content[0], []).append(token)
+    parts = (
+        f"{re.escape(first)}(?:{'|'.join(spelling(token, 1) for token in alike)})"
+        for first, alike in by_first.items()
+    )
+    return re.compile("|".join(parts)), [token for alike in by_first.values() for token in alike]
 
 
 def _breaker(spellings: list[str]) -> re.Pattern[str] | None:

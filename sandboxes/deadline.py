@@ -14,21 +14,36 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import AsyncIterator, Iterator
-from contextvars import ContextVar
+from collections.abc import Iterator
+from contextvars import ContextVar, Token
+from types import TracebackType
+from typing import Self
 
 # A call reaches the pool through code of an environment's author, who passes no clock on.
-_around: ContextVar[tuple[Deadline, ...]] = ContextVar("deadlines around this call", default=())
+_around: ContextVar[tuple[deadline, ...]] = ContextVar("deadlines around this call", default=())
 
 
-class Deadline:
-    """One that runs. `waited_s` is how long it has stood still."""
+class deadline:
+    """TimeoutError once `seconds` have passed that were not spent waiting: `waited_s`, so far."""
 
-    def __init__(self, timeout: asyncio.Timeout) -> None:
-        self._timeout, self._loop = timeout, asyncio.get_running_loop()
+    def __init__(self, seconds: float) -> None:
+        self._timeout, self._loop = asyncio.timeout(seconds), asyncio.get_running_loop()
         self._waiters = 0
         self._left_s = self._since = self.waited_s = 0.0
+        self._bound = False
+
+    async def __aenter__(self) -> Self:
+        await self._timeout.__aenter__()
         self._bound = True
+        self._outside: Token[tuple[deadline, ...]] = _around.set((*_around.get(), self))
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._bound = False
+        _around.reset(self._outside)
+        await self._timeout.__aexit__(kind, error, trace)
 
     def expired(self) -> bool:
         """Whether it has passed."""
@@ -59,23 +74,6 @@ class Deadline:
             now = self._loop.time()
             self.waited_s += now - self._since
             self._timeout.reschedule(now + self._left_s)
-
-    def leave(self) -> None:
-        """It binds nobody any more."""
-        self._bound = False
-
-
-@contextlib.asynccontextmanager
-async def deadline(seconds: float) -> AsyncIterator[Deadline]:
-    """TimeoutError once `seconds` have passed that were not spent waiting."""
-    async with asyncio.timeout(seconds) as timeout:
-        clock = Deadline(timeout)
-        token = _around.set((*_around.get(), clock))
-        try:
-            yield clock
-        finally:
-            _around.reset(token)
-            clock.leave()
 
 
 @contextlib.contextmanager

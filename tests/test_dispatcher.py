@@ -217,6 +217,27 @@ def test_hundreds_of_episodes_are_in_flight_at_once_and_no_more_than_allowed(jou
     assert len(recorded(journal)) == 40 * 2 * GROUP_SIZE
 
 
+@pytest.mark.parametrize("in_flight", [1, GROUP_SIZE - 1, GROUP_SIZE + 1])
+def test_places_in_flight_are_all_taken_whatever_the_size_of_a_group(
+    journal: Journal, in_flight: int
+) -> None:
+    running, most, full = 0, 0, asyncio.Event()
+
+    async def waits_for_the_others(request: EpisodeRequest, signals: Signals) -> Trajectory:
+        nonlocal running, most
+        running += 1
+        most = max(most, running)
+        if running == in_flight:
+            await asyncio.sleep(0.05)  # time to start one too many
+            full.set()
+        await asyncio.wait_for(full.wait(), 20)
+        running -= 1
+        return played(request)
+
+    asyncio.run(run_to_the_end(journal, waits_for_the_others, updates=2, in_flight=in_flight))
+    assert most == in_flight
+
+
 def tasks_in_memory() -> int:
     """asyncio tasks that anything still refers to, running or done."""
     gc.collect()

@@ -22,8 +22,15 @@ from rz_agent.trajectory import Trajectory
 from test_episode import LIMITS, Scripted, play
 from test_renderer import QWEN3, say, write_model
 
-PLACE = Place(environment="Env", hook="step 1", task_id="t", episode_id="g-0", source="env.py:7")
 SOON_S = 20.0
+
+
+def step(action: str) -> Any:
+    """Whose return value is looked at; its line is what an error names."""
+
+
+PLACE = Place(environment="Env", hook="step 1", task_id="t", episode_id="g-0", function=step)
+LINE = f"  at {__file__}:{step.__code__.co_firstlineno}"
 
 
 # --- what was returned ------------------------------------------------------------------------------------
@@ -37,7 +44,7 @@ def test_a_reward_that_is_no_number_is_told_with_its_place_and_what_to_return(gi
         checked_step((NOTHING, given, True, False, {}), PLACE)
     first, source, remedy = str(told.value).splitlines()
     assert first.startswith("environment Env, step 1, episode g-0, task t: the reward is ")
-    assert (source, remedy) == ("  at env.py:7", "  Return a float, as in float(right). Then resume the run.")
+    assert (source, remedy) == (LINE, "  Return a float, as in float(right). Then resume the run.")
 
 
 @pytest.mark.parametrize("given", [math.nan, -math.inf, np.float32("nan"), np.float16("inf")])
@@ -67,13 +74,13 @@ def test_a_number_of_python_or_numpy_is_a_reward_and_a_metric(given: Any) -> Non
     ],
 )
 def test_a_step_of_another_shape_is_told_with_its_place(returned: Any) -> None:
-    with pytest.raises(EnvironmentBug, match=r"Env, step 1, episode g-0, task t: .*\n  at env\.py:7\n  \w"):
+    with pytest.raises(EnvironmentBug, match=rf"Env, step 1, episode g-0, task t: .*\n{LINE}\n  \w"):
         checked_step(returned, PLACE)
 
 
 @pytest.mark.parametrize("returned", [None, NOTHING, (NOTHING,), (NOTHING, None), ("text", {})])
 def test_a_reset_of_another_shape_is_told_with_its_place(returned: Any) -> None:
-    with pytest.raises(EnvironmentBug, match=r"Env, step 1, episode g-0, task t: .*\n  at env\.py:7\n  \w"):
+    with pytest.raises(EnvironmentBug, match=rf"Env, step 1, episode g-0, task t: .*\n{LINE}\n  \w"):
         checked_reset(returned, PLACE)
 
 
@@ -81,7 +88,7 @@ def test_a_reset_of_another_shape_is_told_with_its_place(returned: Any) -> None:
     "metrics", [None, [1.0], {"m": math.nan}, {"m": math.inf}, {"m": "1"}, {"m": None}, {"m": True}, {3: 1.0}]
 )
 def test_a_metric_that_is_no_finite_number_is_told_with_its_place(metrics: Any) -> None:
-    with pytest.raises(EnvironmentBug, match=r"Env, step 1, episode g-0, task t: .*\n  at env\.py:7\n  \w"):
+    with pytest.raises(EnvironmentBug, match=rf"Env, step 1, episode g-0, task t: .*\n{LINE}\n  \w"):
         metrics_of({"metrics": metrics}, PLACE)
 
 

@@ -89,10 +89,10 @@ class Unlucky(LocalProvider):
 
     async def create(self, spec: SandboxSpec) -> LocalSandbox:
         sandbox = await super().create(spec)
-        sandbox.start = self._started(sandbox)  # type: ignore[method-assign]
+        sandbox.start = self._striking(sandbox)  # type: ignore[method-assign]
         return sandbox
 
-    def _started(self, sandbox: LocalSandbox) -> Any:
+    def _striking(self, sandbox: LocalSandbox) -> Any:
         start = sandbox.start
 
         async def started(argv: Sequence[str], **options: Any) -> Process:

@@ -11,7 +11,7 @@ BIN := .venv/bin
 BENCH_MODELS := .cache/bench-tiny .cache/bench-smollm2
 INSTALL := requirements/install.sh $(SET) $(if $(PYTHON),--python $(PYTHON))
 
-.PHONY: help install install-dev osworld-programs quickstart test lint typecheck test-fast bench lock clean
+.PHONY: help install install-dev osworld-programs quickstart test test-long lint typecheck test-fast bench lock clean
 
 help:  ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  %-12s %s\n", $$1, $$2 }' Makefile
@@ -30,7 +30,10 @@ quickstart: install  ## build the tiny model, train it on the Python-tool task, 
 
 # Starting engines is work for one core, so two tests at a time; more would only share two cores' memory.
 test: install-dev lint typecheck  ## every check and every test, as .ci/run does
-	@tests/run.sh $(BIN)/pytest --durations 40
+	@tests/run.sh $(BIN)/pytest -m "not long" --durations 40
+
+test-long: install-dev  ## the few tests that are too long for every change
+	@$(BIN)/pytest -m long
 
 test-fast: install-dev  ## the tests that take seconds
 	@$(BIN)/pytest -m "not slow"

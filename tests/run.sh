@@ -19,7 +19,7 @@ count=$( [ -f "$failed" ] && grep -c ": true" "$failed" || true)
 if [ "$status" != 1 ] || [ "${count:-0}" -lt 1 ] || [ "$count" -gt 3 ]; then
   exit "$status"
 fi
-names=$(grep ": true" "$failed")
+names=$(grep ": true" "$failed" | sort)
 printf '\n%s failed; once more, alone\n' "$count"
 "$pytest" --last-failed --last-failed-no-failures none
 printf '\nThese failed beside others and passed alone, so they race. Mend them:\n%s\n' "$names"

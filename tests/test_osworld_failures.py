@@ -170,7 +170,7 @@ async def fails(stage: str, kind: str) -> None:
 
 @pytest.mark.parametrize(
     ("stages", "start_s", "answer_s"),
-    [(["create"], 1, 1), (["setup", "step", "grading"], 60, 4)],
+    [(["create"], 1, 1), (["setup", "step", "grading"], 60, 8)],
     ids=["making it", "using it"],
 )
 async def test_a_desktop_that_fails_at_any_stage_masks_the_episode_names_it_and_leaves_nothing(

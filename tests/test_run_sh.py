@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import shutil
 import subprocess
 import sys
@@ -28,8 +29,9 @@ def run(folder: Path, *, names: int, often: int) -> subprocess.CompletedProcess[
     shutil.copy(RUN, tests)
     source = SOURCE.format(names=[f"t{n}" for n in range(names)], folder=str(folder), often=often)
     (tests / "test_it.py").write_text(source)
-    command = [str(tests / "run.sh"), str(PYTEST), "-q"]
-    return subprocess.run(command, capture_output=True, text=True, check=False, timeout=120)
+    command = [str(tests / "run.sh"), str(PYTEST), "-q", "-p", "xdist"]
+    quick = {**os.environ, "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1"}
+    return subprocess.run(command, env=quick, capture_output=True, text=True, check=False, timeout=120)
 
 
 def test_what_fails_beside_others_and_passes_alone_passes_and_is_named_last(tmp_path: Path) -> None:

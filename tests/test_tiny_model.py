@@ -296,6 +296,7 @@ def test_sampled_reward_counts_right_answers(renderer: Renderer) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.long
 def test_the_warm_policy_is_right_a_fifth_of_the_time(tmp_path: Path) -> None:
     report = build_tiny(tmp_path / "model", seed=0, threads=1)  # two would fight with the test beside it
     assert report.sampled_reward is not None

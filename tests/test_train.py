@@ -205,7 +205,7 @@ def test_killed_in_an_update_and_resumed_nothing_is_lost_trained_twice_or_skippe
 
 @pytest.mark.slow
 def test_at_lag_0_an_interrupted_run_equals_an_uninterrupted_one(small: Tables, tmp_path: Path) -> None:
-    recipe = recipe_of(small, name="cut", **{"lag.max_lag": 0})
+    recipe = recipe_of(small, name="cut", **{"lag.max_lag": 0}, **INPROCESS)
     kill_and_resume(recipe, tmp_path / "cut", update=2)
     whole = recipe_of(small, name="whole", **{"lag.max_lag": 0}, **INPROCESS)
     assert run(whole, tmp_path / "whole").exit_code == 0

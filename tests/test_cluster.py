@@ -29,7 +29,7 @@ from rz_agent.recipes.cluster import (
 from rz_agent.recipes.metrics_writer import read_metrics
 from rz_agent.recipes.node_files import DamagedFolder, NodeFiles, files_of, folder_digest
 from rz_agent.recipes.recipe import Recipe
-from test_train import checksums, groups_of, lasting, run
+from test_train import INPROCESS, checksums, groups_of, lasting, run
 from tiny_engine import PLAIN, EngineHarness
 from tiny_learner import build_model, ragged_groups
 from tiny_qwen import TIED
@@ -155,7 +155,7 @@ def test_two_ranks_as_actors_train_save_load_and_fail_as_one(cluster: Cluster, t
 def test_at_lag_0_a_run_on_ray_equals_the_local_run_bit_for_bit(small: Tables, tmp_path: Path) -> None:
     changes: dict[str, Any] = {"updates": 2, "lag.max_lag": 0, "env.id": "length_env:LengthEnv"}
     here, ray_run = tmp_path / "local", tmp_path / "ray"
-    run(recipe_of(small, **changes), here)
+    run(recipe_of(small, **changes, **INPROCESS), here)
     summary = run(recipe_of(small, runtime="ray", **changes), ray_run)
     assert (summary.reason, summary.exit_code) == ("done", 0)
     actions = sum(t.num_actions for _, group in groups_of(ray_run) for t in group.kept)

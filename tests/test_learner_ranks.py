@@ -91,7 +91,8 @@ def launched_run(recipe: Recipe, root: Path) -> Path:
 
 
 @pytest.mark.slow
-def test_a_run_on_two_ranks_gives_the_figures_of_one(small: Tables, tmp_path: Path) -> None:
+@pytest.mark.parametrize("name", ["tensor", pytest.param("data", marks=pytest.mark.long)])
+def test_a_run_on_two_ranks_gives_the_figures_of_one(small: Tables, tmp_path: Path, name: str) -> None:
     """At lag 0 and a small step, so that the last bits of the gradient do not change what is sampled."""
     changes = {
         "updates": 2,
@@ -103,21 +104,20 @@ def test_a_run_on_two_ranks_gives_the_figures_of_one(small: Tables, tmp_path: Pa
     run(recipe_of(small, **changes, **INPROCESS), one)
     expected = read_metrics(one)
     actions = sum(t.num_actions for _, group in groups_of(one) for t in group.kept)
-    for name, split in SPLITS.items():
-        two = launched_run(recipe_of(small, **changes, name=name, **split), tmp_path)
-        found = read_metrics(two)
-        assert len(found) == len(expected) == 2
-        for mine, theirs in zip(found, expected, strict=True):
-            audited = [n for n in lasting(mine) if n.startswith("audit/")]
-            assert mine["audit/tokens"] == theirs["audit/tokens"]
-            assert theirs["grad_norm"] > 0
-            for figure in lasting(theirs).keys() - audited:
-                near = pytest.approx(theirs[figure], rel=WITHIN[name], abs=WITHIN[name])
-                assert mine[figure] == near, (name, figure)
-        assert sum(line["audit/tokens"] for line in found) == actions
-        assert sum(line["audit/differing"] for line in found) == 0
-        assert (two / "checkpoints" / "000002").is_dir()
-    assert {path.name for path in (tmp_path / "runs").iterdir()} == set(SPLITS)  # one folder a run, by rank 0
+    two = launched_run(recipe_of(small, **changes, name=name, **SPLITS[name]), tmp_path)
+    found = read_metrics(two)
+    assert len(found) == len(expected) == 2
+    for mine, theirs in zip(found, expected, strict=True):
+        audited = [n for n in lasting(mine) if n.startswith("audit/")]
+        assert mine["audit/tokens"] == theirs["audit/tokens"]
+        assert theirs["grad_norm"] > 0
+        for figure in lasting(theirs).keys() - audited:
+            near = pytest.approx(theirs[figure], rel=WITHIN[name], abs=WITHIN[name])
+            assert mine[figure] == near, (name, figure)
+    assert sum(line["audit/tokens"] for line in found) == actions
+    assert sum(line["audit/differing"] for line in found) == 0
+    assert (two / "checkpoints" / "000002").is_dir()
+    assert {path.name for path in (tmp_path / "runs").iterdir()} == {name}  # one folder a run, by rank 0
 
 
 @pytest.mark.parametrize(

@@ -21,7 +21,6 @@ from typing import Any, Literal
 
 from ...errors import ConfigError
 from ...kernels import operations as kernel_operations
-from ...kernels.operations import Operations
 from ...kernels.vllm_settings import KernelsName
 from ...learner.learner import Learner
 from ...learner.learner_config import LearnerConfig
@@ -111,8 +110,18 @@ class Report:
 
     def as_dict(self) -> dict[str, Any]:
         """For JSON."""
-        found = {name: value for name, value in asdict(self).items() if name not in ("comparisons", "places")}
-        return {**found, "ok": self.ok, "comparisons": [self._comparison(c) for c in self.comparisons]}
+        return {
+            "model": self.model,
+            "device": self.device,
+            "kernels": self.kernels,
+            "contract": self.contract,
+            "sequences": self.sequences,
+            "tokens": self.tokens,
+            "sampled": self.sampled,
+            "gates": [asdict(gate) for gate in self.gates],
+            "ok": self.ok,
+            "comparisons": [self._comparison(comparison) for comparison in self.comparisons],
+        }
 
     def _comparison(self, comparison: Comparison) -> dict[str, Any]:
         rows = [
@@ -145,15 +154,13 @@ def align(
     gates: Sequence[GateName] = GATES,
     temperature: float = 1.0,
     seed: int = 0,
-    learner_operations: Operations | None = None,
     progress: Callable[[str], None] = lambda said: None,
 ) -> Report:
     """Run both sides. Raises ConfigError for a model that cannot be trained.
 
-    dtype               None: one that has aligned kernels on this device
-    kernels             of the engine; the learner's are always the aligned ones, unless given
-    gates               besides "forward", which everything else rests on
-    learner_operations  instead of this device's aligned ones
+    dtype    None: one that has aligned kernels on this device
+    kernels  of the engine; the learner's are always the aligned ones
+    gates    besides "forward", which everything else rests on
     """
     architecture = Architecture.read(model)
     device = vllm_device.device()
@@ -173,7 +180,7 @@ def align(
     )
     names = operations(architecture.layers, qk_norm=architecture.qk_norm)
     reference, segments, comparisons = asyncio.run(_engine_side(plan, names, progress))
-    watched = Watched(learner_operations or kernel_operations("aligned", device))
+    watched = Watched(kernel_operations("aligned", device))
     learner = Learner(model, LearnerConfig(dtype=plan.dtype, kernels=watched.name, **_TRAINING), watched)
     watched.watch(learner)
     for condition, packs in (("learner", [[s] for s in segments]), ("packed", [list(segments)])):

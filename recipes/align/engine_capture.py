@@ -4,8 +4,8 @@
                                    --wrap---> compute_logits: the rows that are sampled from
 
 Invariant: the engine computes what it would without hooks; they copy. A module that several layers share
-(vLLM's rotary embedding) is filed under the layer that runs. Graphs replay kernels without modules, so what a
-graph computes is compared by its log-probabilities alone.
+(vLLM's rotary embedding) is filed under the layer that runs. Graphs replay kernels without modules: an engine
+that is to be watched must run without them.
 """
 
 from __future__ import annotations

@@ -21,17 +21,27 @@ if TYPE_CHECKING:
 
 Known = TypeVar("Known", bound=str)
 DTYPES: tuple[DtypeName, ...] = ("float32", "bfloat16")
-KERNELS: tuple[KernelsName, ...] = ("aligned", "standard")
-ALL_GATES = "forward,gradient,optimizer,update"
+KERNELS: tuple[KernelsName, ...] = ("aligned", "standard", "batch_invariant")
+USUAL_GATES = "forward,gradient,optimizer,update"
 
 
 def align(
     model: Annotated[Path, typer.Argument(help="A model folder in Hugging Face layout.")],
     gates: Annotated[
-        str, typer.Option("--gates", help='What must hold, separated by commas; "forward" always is asked.')
-    ] = ALL_GATES,
+        str,
+        typer.Option(
+            "--gates",
+            help='What must hold, separated by commas; "forward" always is asked. One more: "throughput", '
+            "on an idle machine.",
+        ),
+    ] = USUAL_GATES,
     kernels: Annotated[
-        str, typer.Option("--kernels", help='Of the engine: "aligned", or "standard" to see what breaks.')
+        str,
+        typer.Option(
+            "--kernels",
+            help='Of the engine: "aligned", or to see what breaks "standard", or on a GPU "batch_invariant" '
+            "(vLLM's own mode).",
+        ),
     ] = "aligned",
     dtype: Annotated[
         str | None,
@@ -109,6 +119,8 @@ def _show(report: Report, *, every: bool) -> None:
         if every or comparison.differing:
             typer.echo(f"\n{SAYS[comparison.condition]}:")
             _operations(report, comparison, every=every)
+    if report.threshold is not None:
+        typer.echo(f"\n{report.threshold}")
     typer.echo("")
     table([(gate.name, "holds" if gate.holds else "FAILS", gate.says) for gate in report.gates])
 

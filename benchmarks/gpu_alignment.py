@@ -4,15 +4,14 @@ Prints one table: tokens checked and differing, for decoding, second turns on a 
 requests, another temperature, prompts cut into chunks, scores of a prefill, and requests during which the
 weights change. The model has random weights, so that log-probabilities are spread and disagreement shows.
 
-    python benchmarks/gpu_alignment.py                  # 0.75 B parameters, Qwen3's shape
-    python benchmarks/gpu_alignment.py --layers 4 --hidden 512 --head-dim 64
+    python benchmarks/gpu_alignment.py                  # Qwen3-0.6B's shape, untied: 0.75 B parameters
+    python benchmarks/gpu_alignment.py --shape small    # 4 layers, heads of 64
 """
 
 from __future__ import annotations
 
 import argparse
 import asyncio
-import json
 import tempfile
 import time
 from collections.abc import Sequence
@@ -21,21 +20,20 @@ from pathlib import Path
 
 import numpy as np
 import torch
+from random_qwen3 import SHAPES, random_weights, shape, write_model
 from rz_agent.kernels import cuda_attention, cuda_library, cuda_linear
 from rz_agent.kernels.attention_backward import attention_gradients
 from rz_agent.learner.audit import different_bits
 from rz_agent.learner.learner import Learner
 from rz_agent.learner.learner_config import LearnerConfig
 from rz_agent.learner.megatron.architecture import Architecture
-from rz_agent.learner.megatron.weight_map import tensor_names
 from rz_agent.rollout.engine import Completion, Engine, make_engine
 from rz_agent.rollout.engine_config import EngineConfig
 from rz_agent.trajectory import Float32, Int32, Sampling, Segment
 from rz_agent.weight_store import WeightStore
-from safetensors.torch import save_file
 
 CHUNK = 1024  # tokens of one engine step; longer prompts are cut
-CONTEXT = 4096
+CONTEXT = 8192
 Ids = list[int]
 
 
@@ -50,61 +48,6 @@ class Row:
 
     def __str__(self) -> str:
         return f"| {self.name} | {self.tokens:,} | {self.differing:,} | {self.largest:.3g} |"
-
-
-def write_model(folder: Path, arguments: argparse.Namespace) -> Path:
-    """A Qwen3 folder with random weights; untied, because tied random ones repeat one token for ever."""
-    config = {
-        "architectures": ["Qwen3ForCausalLM"],
-        "model_type": "qwen3",
-        "vocab_size": arguments.vocabulary,
-        "hidden_size": arguments.hidden,
-        "intermediate_size": 3 * arguments.hidden,
-        "num_hidden_layers": arguments.layers,
-        "num_attention_heads": 2 * arguments.hidden // arguments.head_dim,
-        "num_key_value_heads": arguments.hidden // arguments.head_dim,
-        "head_dim": arguments.head_dim,
-        "max_position_embeddings": CONTEXT + 1,
-        "rope_theta": 1e6,
-        "rms_norm_eps": 1e-6,
-        "hidden_act": "silu",
-        "attention_bias": False,
-        "tie_word_embeddings": False,
-        "torch_dtype": "bfloat16",
-    }
-    folder.mkdir(parents=True)
-    (folder / "config.json").write_text(json.dumps(config))
-    save_file(
-        random_weights(Architecture.read(folder), seed=0), folder / "model.safetensors", {"format": "pt"}
-    )
-    return folder
-
-
-def random_weights(model: Architecture, seed: int) -> dict[str, torch.Tensor]:
-    """Every tensor in bfloat16 on the CPU; norms near 1, matrices wide enough that tokens compete."""
-    generator = torch.Generator("cuda").manual_seed(seed)
-    heads, kv_heads = model.heads * model.head_dim, model.kv_heads * model.head_dim
-    shapes = {
-        "q_proj": (heads, model.hidden),
-        "k_proj": (kv_heads, model.hidden),
-        "v_proj": (kv_heads, model.hidden),
-        "o_proj": (model.hidden, heads),
-        "gate_proj": (model.feed_forward, model.hidden),
-        "up_proj": (model.feed_forward, model.hidden),
-        "down_proj": (model.hidden, model.feed_forward),
-        "embed_tokens": (model.vocabulary, model.hidden),
-        "lm_head": (model.vocabulary, model.hidden),
-        "q_norm": (model.head_dim,),
-        "k_norm": (model.head_dim,),
-    }
-    found = {}
-    for name in tensor_names(model):
-        kind = name.split(".")[-2]
-        shape = shapes.get(kind, (model.hidden,))
-        drawn = torch.randn(shape, generator=generator, device="cuda")
-        width = {"lm_head": 0.08, "embed_tokens": 1.0}.get(kind, 0.04)
-        found[name] = (drawn * width if len(shape) > 1 else 1 + 0.1 * drawn).to(torch.bfloat16).cpu()
-    return found
 
 
 class Check:
@@ -181,6 +124,10 @@ async def run(check: Check, next_weights: dict[str, torch.Tensor]) -> list[Row]:
     """The whole table, line by line."""
     first = await check.sample([check.prompt(100 + 7 * i) for i in range(64)], 256)
     rows = [check.compare("decoded, 64 requests", first)]
+    many = [check.prompt(1 + 7 * i) for i in range(256)]
+    rows.append(check.compare("256 requests, prompts of 1 to 1,786", await check.sample(many, 256)))
+    longest = [check.prompt(n) for n in (1, 4000, 8000)]
+    rows.append(check.compare("prompts of 1, 4,000 and 8,000", await check.sample(longest, 64)))
     second = [s.token_ids.tolist() + check.prompt(21) for s in first]
     rows.append(check.compare("second turn on a warm prefix", await check.sample(second, 64)))
     few = [await check.sample([check.prompt(50 + 31 * i) for i in range(n)], 64) for n in (1, 3, 17)]
@@ -196,23 +143,20 @@ async def run(check: Check, next_weights: dict[str, torch.Tensor]) -> list[Row]:
         ("scored in chunks", chunked, 1.0, True),
     ):
         rows.append(check.compare(name, await check.scored(segments, temperature, cold=cold)))
+    began = time.perf_counter()
     manifest = check.store.put(1, next_weights)
+    written = time.perf_counter() - began
     going = asyncio.create_task(check.sample([check.prompt(120 + i) for i in range(64)], 1024))
     await asyncio.sleep(0.5)
+    began = time.perf_counter()
     await check.engine.update(manifest)
+    taken = time.perf_counter() - began
     crossed = await going
     both = sum(len(set(s.policy_version.tolist()) - {-1}) == 2 for s in crossed)
+    size = sum(tensor.nbytes for tensor in next_weights.values()) / 1e9
+    print(f"| {size:.1f} GB of weights written in {written:.2f} s, taken over in {taken:.2f} s | | | |")
     rows.append(check.compare(f"weights changed during {both} of 64 requests", crossed))
     return rows
-
-
-async def throughput(check: Check, requests: int, tokens: int = 512) -> None:
-    prompts = [check.prompt(64) for _ in range(requests)]
-    await check.sample(prompts, 8)
-    start = time.perf_counter()
-    await check.sample(prompts, tokens)
-    rate = requests * tokens / (time.perf_counter() - start)
-    print(f"| decoding, {requests} requests | {rate:,.0f} tokens/s | | |", flush=True)
 
 
 def check_kernels() -> None:
@@ -249,7 +193,8 @@ async def main(arguments: argparse.Namespace) -> int:
     print("| check | tokens | differing | largest difference |\n| --- | --- | --- | --- |")
     check_kernels()
     with tempfile.TemporaryDirectory() as scratch:
-        folder = write_model(Path(scratch) / "model", arguments)
+        sizes = shape(arguments.shape, CONTEXT + 1)
+        folder = write_model(Path(scratch) / "model", sizes)
         model = Architecture.read(folder)
         engine = make_engine(
             EngineConfig(
@@ -271,8 +216,6 @@ async def main(arguments: argparse.Namespace) -> int:
             await engine.update(store.put(0, learner.weights()))
             check = Check(engine, learner, store, model.vocabulary)
             rows = await run(check, random_weights(model, seed=1))
-            for requests in arguments.speed:
-                await throughput(check, requests)
         finally:
             await engine.close()
     print(f"{sum(r.differing for r in rows)} of {sum(r.tokens for r in rows):,} tokens differ")
@@ -283,11 +226,9 @@ def parsed() -> argparse.Namespace:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    for name, default in (("layers", 28), ("hidden", 1024), ("head-dim", 128), ("vocabulary", 151936)):
-        parser.add_argument(f"--{name}", type=int, default=default)
-    parser.add_argument("--kv-cache-gb", type=float, default=16.0)
+    parser.add_argument("--shape", choices=sorted(SHAPES), default="0.6b")
+    parser.add_argument("--kv-cache-gb", type=float, default=40.0)
     parser.add_argument("--mode", choices=("async", "inprocess"), default="async")
-    parser.add_argument("--speed", type=int, nargs="*", default=[16, 64, 256], help="batches to time")
     return parser.parse_args()
 
 

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from typing import Any, Literal, cast
 
-KernelsName = Literal["aligned", "standard"]
+KernelsName = Literal["aligned", "standard", "batch_invariant"]
 
 _KEY = "rz_agent"
 _VERSION = "version"

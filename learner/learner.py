@@ -70,7 +70,9 @@ class Learner:
         )
         self.parallel = parallel
         dtype = getattr(torch, config.dtype)
-        self.model = PolicyModel(Architecture.read(self.model_dir), self.operations, dtype, parallel)
+        self.model = PolicyModel(
+            Architecture.read(self.model_dir), self.operations, dtype, parallel, recompute=config.recompute
+        )
         self.model.load(hugging_face.FolderTensors(self.model_dir))
         self.optimizer = PolicyOptimizer(self.model, config)
 

@@ -23,6 +23,8 @@ class LearnerConfig(BaseModel):
                             ranks a layer is split over and stages the layers are split into; what is left
                             of the world size is data parallel
     micro_batch_tokens      packed tokens that run through the model at once
+    recompute               layers keep their input alone and are computed again in the backward pass: the
+                            same bits, more time, and memory for long micro-batches
     lr, min_lr, schedule, warmup_updates, decay_updates
                             the rate rises linearly over the warm-up, then stays ("constant") or falls to
                             `min_lr` at update `decay_updates`; update u uses the rate of step u + 1, so no
@@ -42,6 +44,7 @@ class LearnerConfig(BaseModel):
     tensor_parallel: int = Field(default=1, ge=1, le=MOST)
     pipeline_parallel: int = Field(default=1, ge=1, le=MOST)
     micro_batch_tokens: int = Field(default=4096, ge=1, le=MOST)
+    recompute: bool = False
     lr: float = Field(default=1e-6, gt=0, le=10)
     min_lr: float = Field(default=0.0, ge=0)
     schedule: Literal["constant", "cosine", "linear"] = "constant"

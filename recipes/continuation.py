@@ -22,6 +22,7 @@ FREE = (
     "learner.tensor_parallel",
     "learner.pipeline_parallel",
     "learner.micro_batch_tokens",
+    "learner.recompute",
     "learner.threads",
 )
 _MISSING = object()

@@ -26,7 +26,8 @@ class EngineConfig(BaseModel):
     max_num_batched_tokens  tokens in one engine step; a longer prefill is cut into chunks
     block_size              tokens of a cache page, the unit of prefix caching
     kv_cache_gb             memory of the cache, in GiB
-    kernels                 "aligned" (bit-identical with the learner) or "standard" (vLLM's own)
+    kernels                 "aligned" (bit-identical with the learner), "standard" (vLLM's own), or on a GPU
+                            "batch_invariant" (vLLM's own with VLLM_BATCH_INVARIANT, to compare with)
     threads                 OpenMP threads of the engine
     mode                    "inprocess": a thread of this process; "async": a process of its own
     seed                    of vLLM's global generator, which draws for requests without a seed

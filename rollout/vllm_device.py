@@ -1,7 +1,8 @@
 """What an engine is told because of the device it runs on: the GPU where torch has one, else the CPU.
 
-One module, so that everything else of the rollout side is the same on both. On CUDA an engine runs its
-steps as full CUDA graphs and without Inductor, whose fusions have bits that no separate call reproduces.
+One module, so that everything else of the rollout side is the same on both. On CUDA an aligned engine runs
+its steps as full CUDA graphs and without Inductor, whose fusions have bits that no separate call reproduces;
+a standard one is vLLM with its defaults.
 """
 
 from __future__ import annotations
@@ -28,13 +29,21 @@ def device() -> str:
 def contract_of(config: EngineConfig) -> str:
     """The learner's contract for aligned kernels; for stock ones a hash that no learner has.
 
-    Raises ConfigError for a dtype without aligned kernels on this device.
+    Raises ConfigError for a dtype without aligned kernels on this device, and for kernels it does not have.
     """
     place = device()
-    if config.kernels == "standard" and place == "cuda":
+    if config.kernels == "batch_invariant" and place == "cpu":
+        raise ConfigError(
+            source="engine",
+            key="kernels",
+            value=config.kernels,
+            why="is a mode of vLLM on GPUs.",
+            remedy='Use "aligned" or "standard", or a GPU.',
+        )
+    if config.kernels != "aligned" and place == "cuda":
         from ..kernels import cuda_library
 
-        return contract_hash("stock", cuda_library.describe())
+        return contract_hash(config.kernels, cuda_library.describe())
     if place == "cuda" and config.dtype != "bfloat16":
         raise ConfigError(
             source="recipe",
@@ -53,10 +62,10 @@ def engine_args(config: EngineConfig) -> dict[str, Any]:
         return {"enforce_eager": True}
     if not config.graphs:
         return {"enforce_eager": True, "gpu_memory_utilization": _MEMORY_SHARE}
-    # Stock FlashAttention-3 leaves the mask out of graphs that are captured with one query a request.
-    graphs = "FULL" if config.kernels == "aligned" else "FULL_DECODE_ONLY"
+    if config.kernels != "aligned":  # vLLM as it comes: the fast baseline
+        return {"gpu_memory_utilization": _MEMORY_SHARE}
     return {
-        "compilation_config": {"mode": 0, "cudagraph_mode": graphs},
+        "compilation_config": {"mode": 0, "cudagraph_mode": "FULL"},
         "gpu_memory_utilization": _MEMORY_SHARE,
     }
 
@@ -68,7 +77,7 @@ def environment(config: EngineConfig) -> dict[str, str]:
     return {
         # A fork would share the CUDA context that the learner may be making in another thread.
         "VLLM_WORKER_MULTIPROC_METHOD": "spawn",
-        "VLLM_BATCH_INVARIANT": str(int(config.kernels == "aligned")),
+        "VLLM_BATCH_INVARIANT": str(int(config.kernels != "standard")),
         # It is compiled at its first use, and draws only for filters that training refuses.
         "VLLM_USE_FLASHINFER_SAMPLER": "0",
     }

@@ -251,6 +251,27 @@ def test_the_split_into_micro_batches_does_not_change_the_update(make: Make) -> 
     assert a["grad_norm"] == pytest.approx(b["grad_norm"], rel=1e-5)
 
 
+def test_layers_that_are_computed_again_give_the_same_update_bit_for_bit(make: Make) -> None:
+    kept, again = make(), make(recompute=True)
+    assert kept.train(ragged_groups())["grad_norm"] == again.train(ragged_groups())["grad_norm"]
+    assert same_bits(kept.weights(), again.weights())
+
+
+def test_layers_that_are_computed_again_keep_less(make: Make) -> None:
+    def kept_for_backward(learner: Learner) -> int:
+        tensors: dict[int, int] = {}
+
+        def keep(tensor: torch.Tensor) -> torch.Tensor:
+            tensors[tensor.untyped_storage().data_ptr()] = tensor.untyped_storage().nbytes()
+            return tensor
+
+        with torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
+            learner.train(ragged_groups())
+        return sum(tensors.values())
+
+    assert kept_for_backward(make(recompute=True)) < kept_for_backward(make())
+
+
 def test_an_update_is_adamw_of_the_clipped_gradient(make: Make) -> None:
     learner = make(lr=1e-2, clip_grad=0.25, weight_decay=0.1, kernels="standard")
     shadow = {name: torch.nn.Parameter(w.double()) for name, w in learner.weights().items()}

@@ -26,7 +26,9 @@ from megatron.core.tensor_parallel.mappings import (
 from megatron.core.transformer.attention import SelfAttention
 from megatron.core.transformer.mlp import MLP
 from megatron.core.transformer.module import MegatronModule
+from megatron.core.transformer.transformer_layer import TransformerLayer
 from torch import Tensor
+from torch.utils.checkpoint import checkpoint
 
 from ...kernels.operations import Operations
 from . import whole_sums
@@ -197,6 +199,15 @@ class GatedMLP(MLP):  # type: ignore[misc]
         activated = self.operations.silu_and_mul(gate_up.view(-1, gate_up.shape[-1]))
         output: tuple[Tensor, Tensor | None] = self.linear_fc2(activated.view(*gate_up.shape[:-1], -1))
         return output
+
+
+class RecomputedLayer(TransformerLayer):  # type: ignore[misc]
+    """A layer that keeps its input alone; nothing in it draws, so that computing it again gives its bits."""
+
+    def forward(self, *args: Any, **kwargs: Any) -> Any:
+        if not torch.is_grad_enabled():
+            return super().forward(*args, **kwargs)
+        return checkpoint(super().forward, *args, use_reentrant=False, preserve_rng_state=False, **kwargs)
 
 
 def gathered_logits(

@@ -43,8 +43,17 @@ class PolicyModel:
     """This rank's part of the model."""
 
     def __init__(
-        self, architecture: Architecture, operations: Operations, dtype: torch.dtype, parallel: Parallel
+        self,
+        architecture: Architecture,
+        operations: Operations,
+        dtype: torch.dtype,
+        parallel: Parallel,
+        *,
+        recompute: bool = False,
     ) -> None:
+        """
+        recompute  layers keep their input alone, and are computed again in the backward pass
+        """
         architecture.require_divisible(parallel.tensor, parallel.pipeline)
         self.architecture, self.operations, self.parallel, self.dtype = (
             architecture,
@@ -60,7 +69,9 @@ class PolicyModel:
         with megatron_device():
             self.module = GPTModel(
                 self.config,
-                block_spec(self.config, self.weights, table, qk_norm=architecture.qk_norm),
+                block_spec(
+                    self.config, self.weights, table, qk_norm=architecture.qk_norm, recompute=recompute
+                ),
                 vocab_size=architecture.vocabulary,
                 max_sequence_length=architecture.max_positions,
                 pre_process=parallel.first_stage,

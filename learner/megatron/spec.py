@@ -20,6 +20,7 @@ from .layers import (
     InsideRotaryAttention,
     Norm,
     QueryKeyValue,
+    RecomputedLayer,
     RotaryAttention,
     Row,
     carry_residual,
@@ -28,11 +29,12 @@ from .packed_weights import PackedWeights
 
 
 def block_spec(
-    config: Any, weights: PackedWeights, table: Any, *, qk_norm: bool
+    config: Any, weights: PackedWeights, table: Any, *, qk_norm: bool, recompute: bool
 ) -> TransformerBlockSubmodules:
     """The transformer block of this pipeline stage.
 
-    table  [P, D]  cosines and sines of `Operations.rotary_table`
+    table      [P, D]  cosines and sines of `Operations.rotary_table`
+    recompute  layers are computed again in the backward pass
     """
     operations = weights.operations
     norm = partial(Norm, operations=operations)
@@ -56,7 +58,7 @@ def block_spec(
         ),
     )
     layer = ModuleSpec(
-        module=TransformerLayer,
+        module=RecomputedLayer if recompute else TransformerLayer,
         submodules=TransformerLayerSubmodules(
             input_layernorm=norm,
             self_attention=attention,

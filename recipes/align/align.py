@@ -29,13 +29,17 @@ from ...rollout import vllm_device
 from ...rollout.engine_config import DtypeName
 from ...trajectory import Segment
 from .capture import Capture, Key, Operation, Prefix, Result, compare
-from .conditions import CROWD, Plan, engine_conditions
-from .forward_pass import LOGITS, operations
+from .conditions import CROWD, GRAPHS, Plan, engine_conditions
+from .forward_pass import LOGITS, LOGPROB, operations
 from .gates import Gate, gradient_gate, optimizer_gate, trained, update_gate
 from .learner_capture import Watched
+from .speed import throughput_gate
+from .threshold import Threshold, threshold
 
-GateName = Literal["forward", "gradient", "optimizer", "update"]
-GATES: tuple[GateName, ...] = ("forward", "gradient", "optimizer", "update")
+GateName = Literal["forward", "gradient", "optimizer", "update", "throughput"]
+GATES: tuple[GateName, ...] = ("forward", "gradient", "optimizer", "update", "throughput")
+# Throughput needs a machine to itself, so it is asked for by name.
+USUAL: tuple[GateName, ...] = GATES[:-1]
 # A step that moves every element of a bfloat16 weight, and a decay to see.
 _TRAINING: Mapping[str, Any] = {"lr": 1e-2, "weight_decay": 0.1}
 
@@ -45,6 +49,8 @@ SAYS: Mapping[str, str] = {
     "crowd": "engine, all requests at once",
     "prefill": "engine, prefilled instead of decoded",
     "chunks": "engine, prompts cut into chunks",
+    "graphs": "engine, CUDA graphs, all requests at once",
+    "padding": "engine, CUDA graphs, padded",
     "learner": "learner, one sequence at a time",
     "packed": "learner, all sequences packed",
 }
@@ -86,6 +92,7 @@ class Report:
     """What was found.
 
     sequences, tokens   that were run, and how many of the tokens were sampled
+    threshold           of the first operation that differs in a crowd; None where none does
     places              key of a row -> (sequence, position) of its token
     """
 
@@ -97,6 +104,7 @@ class Report:
     tokens: int
     sampled: int
     comparisons: tuple[Comparison, ...]
+    threshold: Threshold | None
     gates: tuple[Gate, ...]
     places: Mapping[Key, tuple[int, int]]
 
@@ -120,8 +128,12 @@ class Report:
             "sampled": self.sampled,
             "gates": [asdict(gate) for gate in self.gates],
             "ok": self.ok,
+            "threshold": None if self.threshold is None else self._threshold(self.threshold),
             "comparisons": [self._comparison(comparison) for comparison in self.comparisons],
         }
+
+    def _threshold(self, found: Threshold) -> dict[str, Any]:
+        return {"operation": str(found.operation), "tokens": found.tokens, "calls": list(found.calls)}
 
     def _comparison(self, comparison: Comparison) -> dict[str, Any]:
         rows = [
@@ -151,7 +163,7 @@ def align(
     kernels: KernelsName = "aligned",
     requests: int = 8,
     new_tokens: int = 16,
-    gates: Sequence[GateName] = GATES,
+    gates: Sequence[GateName] = USUAL,
     temperature: float = 1.0,
     seed: int = 0,
     progress: Callable[[str], None] = lambda said: None,
@@ -173,6 +185,7 @@ def align(
         dtype=dtype or ("float32" if device == "cpu" else "bfloat16"),
         kernels=kernels,
         vocabulary=architecture.vocabulary,
+        context=architecture.max_positions,
         requests=requests,
         new_tokens=new_tokens,
         temperature=temperature,
@@ -180,6 +193,7 @@ def align(
     )
     names = operations(architecture.layers, qk_norm=architecture.qk_norm)
     reference, segments, comparisons = asyncio.run(_engine_side(plan, names, progress))
+    changes = asyncio.run(_threshold(plan, comparisons, architecture.vocabulary, progress))
     watched = Watched(kernel_operations("aligned", device))
     learner = Learner(model, LearnerConfig(dtype=plan.dtype, kernels=watched.name, **_TRAINING), watched)
     watched.watch(learner)
@@ -199,7 +213,12 @@ def align(
         tokens=sum(map(len, segments)),
         sampled=sum(s.num_actions for s in segments),
         comparisons=tuple(comparisons),
-        gates=(_forward_gate(comparisons), *_other_gates(gates, learner, segments, plan, progress)),
+        threshold=changes,
+        gates=(
+            _forward_gate(comparisons),
+            *_update_gates(gates, learner, segments, plan, progress),
+            *_speed_gates(gates, plan, architecture.vocabulary, progress),
+        ),
         places=_places(segments),
     )
 
@@ -213,12 +232,12 @@ def _forward_gate(comparisons: Sequence[Comparison]) -> Gate:
     return Gate(name="forward", holds=not broken and not unseen, says=says)
 
 
-def _other_gates(
+def _update_gates(
     names: Sequence[GateName], learner: Learner, segments: Sequence[Segment], plan: Plan,
     progress: Callable[[str], None],
 ) -> list[Gate]:  # fmt: skip
     found: list[Gate] = []
-    asked = [name for name in GATES if name in names and name != "forward"]
+    asked = [name for name in ("gradient", "optimizer", "update") if name in names]
     if not asked:
         return found
     progress("one update of the learner")
@@ -234,6 +253,15 @@ def _other_gates(
     return found
 
 
+def _speed_gates(
+    names: Sequence[GateName], plan: Plan, vocabulary: int, progress: Callable[[str], None]
+) -> list[Gate]:
+    if "throughput" not in names:
+        return []
+    progress("gate throughput")
+    return [asyncio.run(throughput_gate(plan, vocabulary))]
+
+
 async def _engine_side(
     plan: Plan, names: Sequence[Operation], progress: Callable[[str], None]
 ) -> tuple[Capture, tuple[Segment, ...], list[Comparison]]:
@@ -246,8 +274,20 @@ async def _engine_side(
             reference, sampled = capture, segments
             continue
         progress(SAYS[name])
-        comparisons.append(_compared(name, reference, capture, names))
+        seen = (LOGPROB,) if name in GRAPHS else names
+        comparisons.append(_compared(name, reference, capture, seen))
     return reference, sampled, comparisons
+
+
+async def _threshold(
+    plan: Plan, comparisons: Sequence[Comparison], vocabulary: int, progress: Callable[[str], None]
+) -> Threshold | None:
+    """What a crowd changes first, and from how many tokens on."""
+    first = next(c.first for c in comparisons if c.condition == "crowd")
+    if first is None or first.operation in (LOGITS, LOGPROB):  # not of every row of a step
+        return None
+    progress(f"how many tokens change {first.operation}")
+    return await threshold(plan, first.operation, vocabulary)
 
 
 def _compared(name: str, reference: Capture, capture: Capture, names: Sequence[Operation]) -> Comparison:

@@ -8,6 +8,8 @@
     crowd     all at once; the prompts are long enough that a step holds more than 256 tokens
     prefill   prompt and sampled tokens together as one prompt: decoded against prefilled
     chunks    in an engine whose steps hold few tokens, so that prompts are cut
+    graphs    all at once in an engine that replays CUDA graphs: on a GPU, and only log-probabilities are seen
+    padding   three at a time there: graphs are made for one, two, four, and padded between
 
 Tokens are drawn with a seed of their own, so an engine without a fault draws the same each time; where it
 does not, rows are compared up to where the draws part.
@@ -26,6 +28,7 @@ import numpy as np
 import torch
 
 from ...kernels.vllm_settings import KernelsName
+from ...rollout import vllm_device
 from ...rollout.engine import Completion
 from ...rollout.engine_config import DtypeName, EngineConfig
 from ...rollout.vllm_inprocess import VllmInProcess
@@ -38,6 +41,8 @@ from .forward_pass import LOGPROB
 CROWD = 256  # tokens of a step at which kernels of engines change
 _CACHE_GB = 0.5
 CHUNK = 48  # tokens of a step that cuts prompts
+PADDED = 3  # requests of a step for which no graph is made
+GRAPHS = ("graphs", "padding")  # conditions whose operations run unseen
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -47,6 +52,7 @@ class Plan:
     prompts      token ids of each request
     new_tokens   sampled after each
     temperature  of sampling
+    context      positions that the model has
     """
 
     model: Path
@@ -55,11 +61,12 @@ class Plan:
     prompts: tuple[tuple[int, ...], ...]
     new_tokens: int
     temperature: float
+    context: int
 
     @classmethod
     def drawn(
-        cls, model: Path, *, dtype: DtypeName, kernels: KernelsName, vocabulary: int, requests: int,
-        new_tokens: int, temperature: float, seed: int,
+        cls, model: Path, *, dtype: DtypeName, kernels: KernelsName, vocabulary: int, context: int,
+        requests: int, new_tokens: int, temperature: float, seed: int,
     ) -> Plan:  # fmt: skip
         """Random prompts, from 2 tokens to the length that fills a step past `CROWD`."""
         rng = np.random.default_rng(seed)
@@ -67,7 +74,7 @@ class Plan:
         prompts = tuple(tuple(rng.integers(0, vocabulary, n).tolist()) for n in lengths)
         return cls(
             model=model, dtype=dtype, kernels=kernels, prompts=prompts, new_tokens=new_tokens,
-            temperature=temperature,
+            temperature=temperature, context=context,
         )  # fmt: skip
 
     @property
@@ -80,16 +87,16 @@ class Plan:
         """Tokens of a step that holds all prompts whole."""
         return 2 * (CROWD + CHUNK) + self.longest
 
-    def engine(self, step_tokens: int) -> EngineConfig:
-        """An engine in this process whose steps hold that many tokens."""
+    def engine(self, step_tokens: int, *, graphs: bool = False) -> EngineConfig:
+        """An engine in this process whose steps hold that many tokens, of one request where the model can."""
         return EngineConfig.model_validate(
             {
                 "model": self.model,
                 "dtype": self.dtype,
                 "kernels": self.kernels,
                 "mode": "inprocess",
-                "graphs": False,
-                "max_model_len": self.longest,
+                "graphs": graphs,
+                "max_model_len": max(self.longest, min(step_tokens, self.context - 1)),
                 "max_num_seqs": min(step_tokens, len(self.prompts)),
                 "max_num_batched_tokens": step_tokens,
                 "kv_cache_gb": _CACHE_GB,
@@ -101,24 +108,40 @@ class EngineRun:
     """One engine with a watch on its model, asked for the plan's requests in any company."""
 
     def __init__(self, plan: Plan, engine: VllmInProcess, watch: EngineWatch) -> None:
-        self.plan, self._engine, self._watch = plan, engine, watch
+        self.plan, self.engine, self._watch = plan, engine, watch
 
     @classmethod
     @asynccontextmanager
-    async def of(cls, plan: Plan, step_tokens: int) -> AsyncIterator[EngineRun]:
-        """A started engine whose steps hold that many tokens; closed after the block."""
-        engine, watch = VllmInProcess(plan.engine(step_tokens)), EngineWatch()
+    async def of(cls, plan: Plan, step_tokens: int, *, graphs: bool = False) -> AsyncIterator[EngineRun]:
+        """A started engine whose steps hold that many tokens; closed after the block.
+
+        graphs  replay CUDA graphs, which no watch sees
+        """
+        engine, watch = VllmInProcess(plan.engine(step_tokens, graphs=graphs)), EngineWatch()
         await engine.start()
         try:
-            await engine.on_worker(watch.watch)
+            if not graphs:
+                await engine.on_worker(watch.watch)
             yield cls(plan, engine, watch)
         finally:
             await engine.close()
 
+    @property
+    def calls(self) -> dict[str, tuple[str, ...]]:
+        """The compiled operations of vLLM that each operation ran."""
+        return self._watch.calls
+
+    async def prefix(self, ids: Sequence[int]) -> Capture:
+        """One prompt by itself in one step, nothing cached."""
+        await self.engine.forget()
+        capture = self._watch.capture = Capture()
+        await self._ask(0, ids, max_tokens=1)
+        return capture
+
     async def sampled(self, together: int, *, cold: bool = True) -> tuple[Capture, tuple[Segment, ...]]:
         """All requests, so many at a time."""
         if cold:
-            await self._engine.forget()
+            await self.engine.forget()
         capture = self._watch.capture = Capture()
         segments: list[Segment] = []
         prompts = list(enumerate(self.plan.prompts))
@@ -134,20 +157,20 @@ class EngineRun:
         """Whole sequences as prompts, one at a time, nothing cached."""
         capture = self._watch.capture = Capture()
         for segment in segments:
-            scores = await self._engine.score(segment.token_ids.tolist(), temperature=self.plan.temperature)
+            scores = await self.engine.score(segment.token_ids.tolist(), temperature=self.plan.temperature)
             _file_logprobs(capture, segment, scores)
         return capture
 
     async def update(self, manifest: WeightManifest) -> dict[str, str]:
         """Take over new weights; the checksums of what the engine then holds."""
-        await self._engine.update(manifest)
-        return await self._engine.checksums()
+        await self.engine.update(manifest)
+        return await self.engine.checksums()
 
-    async def _ask(self, index: int, prompt: Sequence[int]) -> Completion:
-        return await self._engine.generate(
+    async def _ask(self, index: int, prompt: Sequence[int], *, max_tokens: int | None = None) -> Completion:
+        return await self.engine.generate(
             prompt,
             Sampling(temperature=self.plan.temperature),
-            max_tokens=self.plan.new_tokens,
+            max_tokens=max_tokens or self.plan.new_tokens,
             stop_token_ids=(),
             seed=index,
         )
@@ -180,3 +203,7 @@ async def engine_conditions(plan: Plan) -> AsyncIterator[tuple[str, Capture, tup
         yield "prefill", await run.prefilled(segments), segments
     async with EngineRun.of(plan, CHUNK) as run:
         yield "chunks", *await run.sampled(1)
+    if vllm_device.device() == "cuda":
+        async with EngineRun.of(plan, plan.step_tokens, graphs=True) as run:
+            yield "graphs", *await run.sampled(len(plan.prompts))
+            yield "padding", *await run.sampled(PADDED)

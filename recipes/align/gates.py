@@ -62,9 +62,14 @@ def trained(learner: Learner, segments: Sequence[Segment]) -> Update:
     before = learner.weights()
     learner.train(groups)
     return Update(
-        learner=learner, groups=groups, before=before, after=learner.weights(),
-        gradients=learner.model.gradients(),
+        learner=learner, groups=groups, before=_on_cpu(before), after=_on_cpu(learner.weights()),
+        gradients=_on_cpu(learner.model.gradients()),
     )  # fmt: skip
+
+
+def _on_cpu(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Where the judges compute: a CPU has float64, and no engine changed what its torch computes."""
+    return {name: tensor.cpu() for name, tensor in tensors.items()}
 
 
 def gradient_gate(update: Update) -> Gate:

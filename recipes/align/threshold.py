@@ -1,0 +1,62 @@
+"""From how many tokens of a step on an operation of the engine has other bits: found by halving.
+
+    await threshold(plan, operation) -> Threshold
+
+Kernels choose their blocks by the number of rows. The first tokens of one prompt are computed in a step of
+few tokens and in steps of more and more; between a step that leaves their bits and one that does not lies the
+count at which the kernel changes, if there is one such count.
+Waits: the caller for an engine and about ten of its steps.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from .capture import Capture, Operation, compare
+from .conditions import EngineRun, Plan
+
+_FEW = 8  # tokens whose bits are watched
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Threshold:
+    """What makes an operation differ.
+
+    tokens  of the smallest step with other bits; None: the number of tokens alone does not change them
+    calls   compiled operations of vLLM that compute it; none for Triton kernels
+    """
+
+    operation: Operation
+    tokens: int | None
+    calls: tuple[str, ...]
+
+    def __str__(self) -> str:
+        by = f" ({', '.join(self.calls)})" if self.calls else ""
+        if self.tokens is None:
+            return f"{self.operation}{by}: the number of tokens in a step alone does not change it"
+        return f"{self.operation}{by}: other bits in steps of {self.tokens} tokens or more"
+
+
+async def threshold(plan: Plan, operation: Operation, vocabulary: int) -> Threshold:
+    """Where the bits of `operation` change; steps of up to the plan's most tokens are tried."""
+    async with EngineRun.of(plan, plan.step_tokens) as run:
+        most = min(plan.step_tokens, plan.context - 1) - 1
+        ids = np.random.default_rng(0).integers(0, vocabulary, most).tolist()
+        few = await run.prefix(ids[:_FEW])
+        equal, other = _FEW, most
+        changes = _differs(few, await run.prefix(ids[:other]), operation)
+        while changes and other - equal > 1:
+            middle = (equal + other) // 2
+            if _differs(few, await run.prefix(ids[:middle]), operation):
+                other = middle
+            else:
+                equal = middle
+        calls = run.calls.get(operation.name, ())
+    return Threshold(operation=operation, tokens=other if changes else None, calls=calls)
+
+
+def _differs(few: Capture, more: Capture, operation: Operation) -> bool:
+    (result,) = compare(few, more, [operation])
+    return result.differing > 0

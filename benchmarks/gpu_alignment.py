@@ -32,6 +32,12 @@ from rz_agent.rollout.engine_config import EngineConfig
 from rz_agent.trajectory import Float32, Int32, Sampling, Segment
 from rz_agent.weight_store import WeightStore
 
+# (outputs, inputs) of the products of Qwen3-0.6B and 4B but for their heads, and rows around tiles and graphs
+PRODUCTS = (
+    (4096, 1024), (1024, 2048), (6144, 1024), (1024, 3072), (6144, 2560), (2560, 4096), (19456, 2560),
+    (2560, 9728),
+)  # fmt: skip
+ROWS = (1, 3, 17, 64, 65, 127, 128, 129, 200, 255, 256, 257, 384, 511, 513, 1000, 1024, 2049, 4096)
 CHUNK = 1024  # tokens of one engine step; longer prompts are cut
 CONTEXT = 8192
 Ids = list[int]
@@ -166,11 +172,17 @@ def check_kernels() -> None:
     def drawn(*shape: int) -> torch.Tensor:
         return torch.randn(shape, generator=generator, device="cuda").to(torch.bfloat16)
 
-    x, weight = drawn(300, 1024), drawn(3072, 1024)
-    few, many = (
-        cuda_linear.product(x, weight, tile) for tile in (cuda_linear.FEW_ROWS, cuda_linear.MANY_ROWS)
-    )
-    print(f"| both tiles of the product | {few.numel():,} | {int((few != many).sum()):,} | |", flush=True)
+    cuda_linear.require_whole_sums()
+    elements = differing = 0
+    for outputs, inputs in PRODUCTS:
+        weight, most = drawn(outputs, inputs), drawn(max(ROWS), inputs)
+        many = cuda_linear.product(most, weight, cuda_linear.MANY_ROWS)
+        for rows in ROWS:
+            one = cuda_linear.product(most[:rows], weight, cuda_linear.FEW_ROWS)
+            other = torch.nn.functional.linear(most[:rows], weight)
+            elements += one.numel() + other.numel()
+            differing += int((one != many[:rows]).sum()) + int((other != many[:rows]).sum())
+    print(f"| products: both tiles, cuBLASLt | {elements:,} | {differing:,} | |", flush=True)
     for width in (64, 128):
         q, grad, k, v = drawn(700, 8, width), drawn(700, 8, width), drawn(700, 2, width), drawn(700, 2, width)
         bounds, scale = (0, 1, 300, 700), width**-0.5

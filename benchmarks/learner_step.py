@@ -151,9 +151,10 @@ def run_once(side: Learner | HuggingFace, batch: Sequence[Group], into: Figures,
     segments = [trajectory.segments[0] for group in batch for trajectory in group.trajectories]
     before = reset_peak()
     update = timed(lambda: side.train(batch))
-    into.held, into.more = before, max(into.more, peak() - before)
+    more = peak() - before
     scoring = timed(lambda: side.score(segments))
-    if count:
+    if count:  # the first update makes what the optimizer keeps
+        into.held, into.more = before, max(into.more, more)
         into.seconds["update"].append(update)
         into.seconds["scoring"].append(scoring)
 

@@ -1,7 +1,7 @@
 """The aligned operations on CUDA, in bfloat16: the engine's kernels forward, and a backward of our own.
 
     linear, norm, rotary,        our Triton kernels, which     backward: cuBLAS for the products, Triton for
-    activation, log-probability  the plugin gives the engine   the logits, formulas for the rest
+    activation, log-probability  the plugin gives the engine   the rest
     attention                    vLLM's FlashAttention-3       backward: Triton, from its log-sum-exp
 
 Invariant: for a given token every operation yields the bits that the plugin makes vLLM yield, whatever is
@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from ..errors import ConfigError
-from . import cuda_attention, cuda_library, cuda_linear, cuda_rows, formulas
+from . import cuda_attention, cuda_gradients, cuda_library, cuda_linear, cuda_rows, formulas
 from .contract import contract_hash
 from .operations import OperationsName, Packed
 
@@ -59,8 +59,7 @@ class _Norm(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, Tensor, None]:
         x, weight = ctx.saved_tensors
-        dx, dw = _norm_gradients(x, weight, grads[0], ctx.eps)
-        return dx.to(x.dtype), dw, None
+        return *cuda_gradients.rms_norm_gradients(x, weight, grads[0], ctx.eps), None
 
 
 class _AddNorm(torch.autograd.Function):
@@ -75,19 +74,8 @@ class _AddNorm(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, Tensor, Tensor, None]:
         total, weight = ctx.saved_tensors
-        dx, dw = _norm_gradients(total, weight, grads[0], ctx.eps)
-        dx = (dx + grads[1].to(torch.float32)).to(total.dtype)
+        dx, dw = cuda_gradients.rms_norm_gradients(total, weight, grads[0], ctx.eps, more=grads[1])
         return dx, dx, dw, None
-
-
-def _norm_gradients(x: Tensor, weight: Tensor, grad: Tensor, eps: float) -> tuple[Tensor, Tensor]:
-    """(float32 gradient of x [..., H], that of weight [H] in its dtype) of a norm."""
-    wide, grad = x.to(torch.float32), grad.to(torch.float32)
-    scale = torch.rsqrt(wide.pow(2).mean(-1, keepdim=True) + eps)
-    unit = wide * scale
-    dw = (grad * unit).reshape(-1, unit.shape[-1]).sum(0).to(weight.dtype)
-    grad = grad * weight.to(torch.float32)
-    return scale * (grad - unit * (grad * unit).mean(-1, keepdim=True)), dw
 
 
 class _Rotary(torch.autograd.Function):
@@ -133,10 +121,7 @@ class _SiluAndMul(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> Tensor:
-        gate, up = ctx.saved_tensors[0].to(torch.float32).chunk(2, -1)
-        grad, gated = grads[0].to(torch.float32), torch.sigmoid(gate)
-        slope = gated * (1 + gate * (1 - gated))
-        return torch.cat((grad * up * slope, grad * gate * gated), -1).to(grads[0].dtype)
+        return cuda_gradients.silu_gradients(ctx.saved_tensors[0], grads[0])
 
 
 class _TokenLogprobs(torch.autograd.Function):
@@ -164,10 +149,11 @@ class AlignedCuda:
 
     def __init__(self) -> None:
         cuda_library.load()
+        cuda_linear.require_whole_sums()
 
     def contract(self) -> str:
         choices = {
-            "linear": f"triton {cuda_linear.FEW_ROWS} {cuda_linear.MANY_ROWS}",
+            "linear": f"triton {cuda_linear.FEW_ROWS} {cuda_linear.MANY_ROWS}, cublaslt without workspace",
             "attention": f"one split, {cuda_library.load()}",
             "norm": "float32 mean, unrounded residual sum",
             "rotary": "table in the dtype",

@@ -1,16 +1,24 @@
-"""The matrix product of engine and learner on CUDA: a Triton kernel whose rows do not see each other.
+"""The matrix product of engine and learner on CUDA, whose rows do not see each other.
 
-Each element is summed over the inputs in one order, by one program, in float32, and rounded once. The tile
-is chosen by the number of rows; a tile's height changes which rows a program computes, not how
-(`benchmarks/gpu_alignment.py` compares the two bit for bit). Nothing waits.
+    small products   a Triton kernel, which costs the CPU less to launch
+    large products   cuBLASLt, which is faster on the GPU
+
+Each element is summed over the inputs in one order, by one program, in float32, and rounded once. A tile's
+height changes which rows a program computes, not how, and so it is with cuBLASLt as long as it has no
+workspace to split a sum in: `require_whole_sums` takes it away and checks that it is gone.
+`benchmarks/gpu_alignment.py` compares all of them bit for bit. Nothing waits.
 """
 
 from __future__ import annotations
 
+import os
+
 import torch
 import triton.language as tl
 from torch import Tensor
+from torch.nn import functional as F
 
+from ..errors import ConfigError
 from .cuda_rows import ready
 from .triton_kernel import kernel
 
@@ -21,6 +29,7 @@ Tile = tuple[int, int, int, int, int]
 FEW_ROWS: Tile = (64, 64, 64, 4, 4)
 MANY_ROWS: Tile = (128, 128, 64, 8, 4)
 _FEW = 64
+_LARGE = 40_000_000_000  # multiplications: from here on cuBLASLt wins over its launch (an H200)
 _GROUP = 8
 
 
@@ -55,14 +64,38 @@ def _product_kernel(  # type: ignore[no-untyped-def]
     tl.store(out + place, total.to(out.dtype.element_ty), mask=kept)
 
 
+def require_whole_sums() -> None:
+    """Take cuBLASLt's workspace, before its first product in this process.
+
+    Raises ConfigError where a product came first: torch sizes the workspace then, once.
+    """
+    os.environ["CUBLASLT_WORKSPACE_SIZE"] = "1"
+    torch.backends.cuda.preferred_blas_library("cublaslt")
+    torch.backends.cuda.matmul.allow_bf16_reduced_precision_reduction = (False, False)
+    generator = torch.Generator("cuda").manual_seed(0)
+    x, weight = (
+        torch.randn(rows, 16384, generator=generator, device="cuda").to(torch.bfloat16) for rows in (65, 64)
+    )
+    if not torch.equal(F.linear(x, weight), product(x, weight)):
+        raise ConfigError(
+            source="kernels",
+            key="CUBLASLT_WORKSPACE_SIZE",
+            value=None,
+            why="was not set before this process multiplied matrices on the GPU, so cuBLASLt splits sums.",
+            remedy="Set it to 1 in the environment, or make engine and learner first.",
+        )
+
+
 def product(x: Tensor, weight: Tensor, tile: Tile | None = None) -> Tensor:
     """x [..., K] times weight [N, K] transposed: [..., N] in the dtype of x.
 
-    tile  None: chosen by the number of rows
+    tile  of the Triton kernel; None: chosen by the number of rows, or cuBLASLt where the product is large
     """
     outputs, inputs = weight.shape
     flat = ready(x.reshape(-1, inputs))
     rows = flat.shape[0]
+    if tile is None and rows * outputs * inputs >= _LARGE:
+        return F.linear(flat, weight).view(*x.shape[:-1], outputs)
     out = torch.empty(rows, outputs, dtype=x.dtype, device=x.device)
     if rows:
         m, n, k, warps, stages = tile or (FEW_ROWS if rows <= _FEW else MANY_ROWS)

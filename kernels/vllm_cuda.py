@@ -139,12 +139,13 @@ def _attention_planned(original: Callable[..., Any], builder: Any, *args: Any, *
 
 
 def _model_loaded(original: Callable[..., None], runner: Any, *args: Any, **kwargs: Any) -> None:
-    """Refuse a model whose attention is computed by another backend."""
+    """Refuse a model whose attention is computed by another backend, and products that split sums."""
     from vllm.v1.attention.backends.flash_attn import FlashAttentionImpl
 
     original(runner, *args, **kwargs)
     if kernels_of(runner.vllm_config) != "aligned":
         return
+    cuda_linear.require_whole_sums()
     for name, layer in runner.vllm_config.compilation_config.static_forward_context.items():
         if not isinstance(layer.impl, FlashAttentionImpl):
             raise _refused(f"attention of {name}", type(layer.impl).__name__)

@@ -12,11 +12,11 @@ from typing import Any
 import pytest
 import torch
 from rz_agent.errors import ConfigError
-from rz_agent.recipes.align import threshold as threshold_module
 from rz_agent.recipes.align.capture import Capture, Operation, Prefix, compare
 from rz_agent.recipes.align.conditions import EngineRun, Plan
 from rz_agent.recipes.align.engine_capture import Called, note_calls
 from rz_agent.recipes.align.forward_pass import EMBEDDING, FINAL_NORM, LAYER, operations
+from rz_agent.recipes.align.threshold import threshold
 from rz_agent.rollout import vllm_device
 from rz_agent.rollout.engine_config import EngineConfig
 from tiny_learner import VOCABULARY, build_model
@@ -110,13 +110,14 @@ class SteppedRun:
 OPERATION = Operation(0, "post_norm")
 
 
-@pytest.mark.parametrize("changes_at", [9, 64, 256, 508, None])
+@pytest.mark.parametrize("changes_at", [7, 64, 256, 509, None])
 def test_the_number_of_tokens_that_changes_an_operation_is_found(
     plan: Plan, monkeypatch: pytest.MonkeyPatch, changes_at: int | None
 ) -> None:
-    run = SteppedRun(changes_at)
+    run, ids, alone = SteppedRun(changes_at), [1, 2, 3, 4, 5, 6], Capture()
+    alone.add(OPERATION, Prefix().extend(ids), torch.zeros(len(ids), 1))
     monkeypatch.setattr(EngineRun, "of", lambda *unused: run)
-    found = asyncio.run(threshold_module.threshold(plan, OPERATION, VOCABULARY))
+    found = asyncio.run(threshold(plan, OPERATION, alone, ids, VOCABULARY))
     assert found.tokens == changes_at
     assert run.steps < 12
     assert "fused_add_rms_norm" in str(found)

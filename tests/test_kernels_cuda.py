@@ -24,6 +24,7 @@ from rz_agent.errors import ConfigError
 from rz_agent.kernels import (
     cuda,
     cuda_attention,
+    cuda_gradients,
     cuda_linear,
     cuda_rows,
     formulas,
@@ -172,6 +173,22 @@ def test_every_backward_is_that_of_the_formula() -> None:
         pairs = zip(gradients(ours, tensors, *rest), gradients(formula, tensors, *rest), strict=True)
         for found, wanted in pairs:
             close(found, wanted, 1e-4)
+
+
+@runnable
+@pytest.mark.parametrize(("rows", "width"), [(1, 8), (600, 24), (37, 2500)])
+def test_gradients_of_many_rows_are_summed_whole_and_alike(rows: int, width: int) -> None:
+    x, grad, more = (drawn(rows, width, seed=i) for i in range(3))
+    weight = drawn(width, seed=3)
+    found = cuda_gradients.rms_norm_gradients(x, weight, grad, 1e-6, more)
+    again = cuda_gradients.rms_norm_gradients(x, weight, grad, 1e-6, more)
+    assert all(torch.equal(a, b) for a, b in zip(found, again, strict=True))
+    held, scales = x.double().requires_grad_(), weight.double().requires_grad_()
+    formulas.rms_norm(held, scales, 1e-6).backward(grad.double())
+    assert held.grad is not None
+    assert scales.grad is not None
+    close(found[0], held.grad + more, 1e-4)
+    close(found[1], scales.grad, 1e-3)
 
 
 class Scheduler:

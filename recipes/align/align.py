@@ -193,7 +193,8 @@ def align(
     )
     names = operations(architecture.layers, qk_norm=architecture.qk_norm)
     reference, segments, comparisons = asyncio.run(_engine_side(plan, names, progress))
-    changes = asyncio.run(_threshold(plan, comparisons, architecture.vocabulary, progress))
+    crowd = next(c.first for c in comparisons if c.condition == "crowd")
+    changes = asyncio.run(_threshold(plan, crowd, reference, segments, architecture.vocabulary, progress))
     watched = Watched(kernel_operations("aligned", device))
     learner = Learner(model, LearnerConfig(dtype=plan.dtype, kernels=watched.name, **_TRAINING), watched)
     watched.watch(learner)
@@ -280,14 +281,16 @@ async def _engine_side(
 
 
 async def _threshold(
-    plan: Plan, comparisons: Sequence[Comparison], vocabulary: int, progress: Callable[[str], None]
-) -> Threshold | None:
-    """What a crowd changes first, and from how many tokens on."""
-    first = next(c.first for c in comparisons if c.condition == "crowd")
-    if first is None or first.operation in (LOGITS, LOGPROB):  # not of every row of a step
+    plan: Plan, first: Result | None, reference: Capture, segments: Sequence[Segment], vocabulary: int,
+    progress: Callable[[str], None],
+) -> Threshold | None:  # fmt: skip
+    """From how many tokens on a step changes what a crowd changes first."""
+    if first is None or first.first is None or first.operation in (LOGITS, LOGPROB):  # not of every row
         return None
     progress(f"how many tokens change {first.operation}")
-    return await threshold(plan, first.operation, vocabulary)
+    sequence, position = _places(segments)[first.first]
+    ids = segments[sequence].token_ids[: position + 1].tolist()
+    return await threshold(plan, first.operation, reference, ids, vocabulary)
 
 
 def _compared(name: str, reference: Capture, capture: Capture, names: Sequence[Operation]) -> Comparison:

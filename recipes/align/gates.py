@@ -10,6 +10,7 @@ Each judge is independent of the learner: another model, another optimizer, anot
 
 from __future__ import annotations
 
+import os
 import tempfile
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -22,6 +23,7 @@ from ...learner.batch import Batch
 from ...learner.learner import Learner
 from ...trajectory import Group, Segment, Trajectory
 from ...weight_store import WeightStore
+from ..models.sft import torch_threads
 from .conditions import EngineRun, Plan
 
 SLACK = 2  # of the plain model's own distance to float64: from draw to draw the two part by 0.8 to 1.6
@@ -74,8 +76,10 @@ def _on_cpu(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
 
 def gradient_gate(update: Update) -> Gate:
     """No further from float64 than the same model in plain torch, in the learner's dtype."""
-    exact = _plain_gradients(update, torch.float64)
-    plain = _distance(_plain_gradients(update, getattr(torch, update.learner.config.dtype)), exact)
+    # An engine of this process may have told torch's libraries to use one thread.
+    with torch_threads(os.cpu_count() or 1):
+        exact = _plain_gradients(update, torch.float64)
+        plain = _distance(_plain_gradients(update, getattr(torch, update.learner.config.dtype)), exact)
     mine = _distance(update.gradients, exact)
     return Gate(
         name="gradient",

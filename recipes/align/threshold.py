@@ -1,23 +1,22 @@
 """From how many tokens of a step on an operation of the engine has other bits: found by halving.
 
-    await threshold(plan, operation) -> Threshold
+    await threshold(plan, operation, reference, ids) -> Threshold
 
-Kernels choose their blocks by the number of rows. The first tokens of one prompt are computed in a step of
-few tokens and in steps of more and more; between a step that leaves their bits and one that does not lies the
-count at which the kernel changes, if there is one such count.
+Kernels choose their blocks by the number of rows. A sequence that is known to differ is computed in one step
+with more and more tokens behind it; between a step that leaves its bits and one that does not lies the count
+at which the kernel changes, if there is one such count.
 Waits: the caller for an engine and about ten of its steps.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
 
 from .capture import Capture, Operation, compare
 from .conditions import EngineRun, Plan
-
-_FEW = 8  # tokens whose bits are watched
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -39,24 +38,30 @@ class Threshold:
         return f"{self.operation}{by}: other bits in steps of {self.tokens} tokens or more"
 
 
-async def threshold(plan: Plan, operation: Operation, vocabulary: int) -> Threshold:
-    """Where the bits of `operation` change; steps of up to the plan's most tokens are tried."""
+async def threshold(
+    plan: Plan, operation: Operation, reference: Capture, ids: Sequence[int], vocabulary: int
+) -> Threshold:
+    """Where the bits of `operation` change; steps of up to the plan's most tokens are tried.
+
+    reference  of the engine alone
+    ids        up to the token that differs from it in a crowd
+    """
     async with EngineRun.of(plan, plan.step_tokens) as run:
         most = min(plan.step_tokens, plan.context - 1) - 1
-        ids = np.random.default_rng(0).integers(0, vocabulary, most).tolist()
-        few = await run.prefix(ids[:_FEW])
-        equal, other = _FEW, most
-        changes = _differs(few, await run.prefix(ids[:other]), operation)
+        more = np.random.default_rng(1).integers(0, vocabulary, most - len(ids)).tolist()
+        whole = [*ids, *more]
+
+        async def differs(tokens: int) -> bool:
+            (result,) = compare(reference, await run.prefix(whole[:tokens]), [operation])
+            return result.differing > 0
+
+        equal, other = len(ids), most
+        changes = await differs(other)
         while changes and other - equal > 1:
             middle = (equal + other) // 2
-            if _differs(few, await run.prefix(ids[:middle]), operation):
+            if await differs(middle):
                 other = middle
             else:
                 equal = middle
         calls = run.calls.get(operation.name, ())
     return Threshold(operation=operation, tokens=other if changes else None, calls=calls)
-
-
-def _differs(few: Capture, more: Capture, operation: Operation) -> bool:
-    (result,) = compare(few, more, [operation])
-    return result.differing > 0

@@ -14,6 +14,7 @@ import hashlib
 import json
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
+from functools import lru_cache
 
 import numpy as np
 from numpy.typing import NDArray
@@ -52,9 +53,8 @@ def encode(segment: Segment) -> SegmentRow:
             _runs(segment.policy_version).tobytes(),
         )
     )
-    sampling = json.dumps(asdict(segment.sampling), sort_keys=True)
     images = b"".join(image_digest(png) for png in segment.images)
-    length, contract = len(segment), segment.contract
+    length, sampling, contract = len(segment), _sampling(segment.sampling), segment.contract
     return SegmentRow(
         length=length,
         columns=columns,
@@ -89,13 +89,21 @@ def decode(row: SegmentRow, images: Sequence[bytes], where: str) -> Segment:
     )
 
 
+@lru_cache(maxsize=64)  # a run has two or three
+def _sampling(sampling: Sampling) -> str:
+    return json.dumps(asdict(sampling), sort_keys=True)
+
+
 def _runs(values: Int32) -> NDArray[np.int32]:
     """int32[R, 2]: (value, length) of each run of equal values."""
     if not len(values):
         return np.empty((0, 2), "<i4")
-    starts = np.flatnonzero(np.diff(values, prepend=values[0] - 1))
-    lengths = np.diff(starts, append=len(values))
-    return np.stack([values[starts], lengths], axis=1).astype("<i4")
+    ends = np.append((values[1:] != values[:-1]).nonzero()[0] + 1, len(values))
+    runs = np.empty((len(ends), 2), "<i4")
+    runs[:, 0] = values[ends - 1]
+    runs[0, 1] = ends[0]
+    runs[1:, 1] = ends[1:] - ends[:-1]
+    return runs
 
 
 def _unrolled(runs: NDArray[np.int32]) -> Int32:

@@ -88,9 +88,13 @@ class Segment:
                     f"{name} has shape {array.shape}, token_ids {self.token_ids.shape}: "
                     "the columns of a segment have one entry a token"
                 )
-        self._check_actions()
+        mask, logprobs, versions = self.action_mask, self.behaviour_logprobs, self.policy_version
+        acted = np.isfinite(logprobs) & (logprobs <= 0) & (versions >= 0)
+        if not np.where(mask, acted, np.isnan(logprobs) & (versions == -1)).all():
+            self._refuse_actions()
 
-    def _check_actions(self) -> None:
+    def _refuse_actions(self) -> None:
+        """Raise for the first fault of the columns."""
         mask, logprobs, versions = self.action_mask, self.behaviour_logprobs, self.policy_version
         if missing := np.flatnonzero(mask & np.isnan(logprobs)).tolist():
             raise MissingLogprob(f"action token {missing[0]} has no log-probability")

@@ -124,7 +124,8 @@ class Calls:
 
     async def _run(self, function: Callable[..., Any], awaitable: Awaitable[T]) -> T:
         # A task of its own: a coroutine that swallows its cancellation would hold its caller for ever.
-        return await self._watched(function, asyncio.create_task(contained(awaitable)), None)
+        running = asyncio.get_running_loop().create_task(contained(awaitable))
+        return await self._watched(function, running, None)
 
     async def _watched(
         self, function: Callable[..., Any], running: asyncio.Future[T], thread: Future[T] | None

@@ -19,14 +19,13 @@ Waits: an episode for its own tools and rubric, never for another episode; nothi
 from __future__ import annotations
 
 import asyncio
-import inspect
 import logging
 from collections.abc import Awaitable, Callable, Coroutine, Iterable, Sequence
 from contextlib import AbstractAsyncContextManager, AsyncExitStack, nullcontext
 from pathlib import Path
+from types import MethodType
 from typing import Any, ClassVar
 
-import gymnasium
 from gymnasium.error import ResetNeeded
 
 from ..errors import ConfigError
@@ -41,6 +40,7 @@ from .bug import blamed
 from .context_policy import AppendOnly, ContextPolicy
 from .failure import last_step, mask_reason
 from .hooks import Portal, to_the_end
+from .lazily_seeded import LazilySeeded
 from .message import NOTHING, Message, Observation, copied, observation
 from .options import EnvOptions, parse_options
 from .progress import Progress
@@ -58,7 +58,7 @@ from .twins import add_twins, own
 log = logging.getLogger(__name__)
 
 
-class AgentEnv(gymnasium.Env[Observation, str]):
+class AgentEnv(LazilySeeded):
     """Base of every environment.
 
     tools      marked functions to offer besides the marked methods
@@ -205,7 +205,7 @@ class AgentEnv(gymnasium.Env[Observation, str]):
         """Begin an episode: of options["task"] (a Task or its dictionary), of options["position"] in the
         order of seed 0, or of a task drawn by the seed. `info["mask"]` says why it could not be set up."""
         await self._leave()
-        gymnasium.Env.reset(self, seed=seed)
+        self.seed_with(seed)
         task = self._pick(options or {})
         if not await self.hook_calls.settled(calls.GRACE_S):
             why = "a hook of the episode before, which was abandoned, still runs"
@@ -242,6 +242,7 @@ class AgentEnv(gymnasium.Env[Observation, str]):
         self, *, seed: int | None = None, options: dict[str, Any] | None = None
     ) -> tuple[Observation, Info]:
         began: tuple[Observation, Info] = self._sync(own(self, "areset")(seed=seed, options=options))
+        _ = self.np_random  # Gymnasium's checker looks at where it is kept
         return began
 
     def step(self, action: str) -> Step:
@@ -401,7 +402,7 @@ _UNWINDING = frozenset((AgentEnv.astep, AgentEnv.atruncate))
 def unwinds(method: Callable[..., Any]) -> bool:
     """Whether a method of an environment is over soon after it is cancelled, so that nobody needs to guard
     against it: ours, where no author replaced it. What an author wrote runs in it through `Calls`."""
-    return inspect.ismethod(method) and method.__func__ in _UNWINDING
+    return isinstance(method, MethodType) and method.__func__ in _UNWINDING
 
 
 def _merged(inherited: tuple[str, ...], members: list[tuple[str, Any]], mark: str) -> tuple[str, ...]:

@@ -24,6 +24,7 @@ from .message import Observation, count_images
 from .spaces import is_message
 
 Info = dict[str, Any]
+_DICTIONARY = (dict, Mapping)  # in this order: asking for a Mapping is slow, and most are dictionaries
 Step = tuple[Observation, float, bool, bool, Info]
 _SHOWN = 'Return {"messages": ({"role": "user", "content": "..."},), "images": ()} there.'
 
@@ -82,8 +83,10 @@ def checked_step(returned: object, place: Place) -> Step:
 
 def metrics_of(info: Info, place: Place) -> dict[str, float]:
     """`info["metrics"]` as floats; raises `EnvironmentBug` for what is no number or not finite."""
-    given = info.get("metrics", {})
-    if not isinstance(given, Mapping):
+    if "metrics" not in info:
+        return {}
+    given = info["metrics"]
+    if not isinstance(given, _DICTIONARY):
         raise place.bug(
             f'info["metrics"] is {reprlib.repr(given)}', "Make it a dictionary of names and numbers."
         )
@@ -128,8 +131,8 @@ def _flag(name: str, given: object, place: Place) -> bool:
 
 
 def _observation(given: object, place: Place) -> Observation:
-    messages = given.get("messages") if isinstance(given, Mapping) else None
-    if not isinstance(given, Mapping) or not isinstance(messages, list | tuple):
+    messages = given.get("messages") if isinstance(given, _DICTIONARY) else None
+    if not isinstance(given, _DICTIONARY) or not isinstance(messages, list | tuple):
         raise place.bug(f"the observation is {reprlib.repr(given)}", _SHOWN)
     for message in messages:
         if not is_message(message):
@@ -146,6 +149,6 @@ def _observation(given: object, place: Place) -> Observation:
 
 
 def _info(given: object, place: Place) -> Info:
-    if not isinstance(given, Mapping):
+    if not isinstance(given, _DICTIONARY):
         raise place.bug(f"info is {reprlib.repr(given)}", "Return a dictionary there; {} says nothing.")
     return dict(given)

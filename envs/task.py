@@ -15,7 +15,7 @@ import reprlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import Any, Protocol, overload, runtime_checkable
+from typing import Any, Protocol, TypeGuard, overload, runtime_checkable
 
 from pydantic import BaseModel, ConfigDict, Field, field_validator
 
@@ -196,7 +196,7 @@ class ListTaskset:
 
 def checked_taskset(found: object, *, source: str) -> Taskset:
     """`found`, if it is a Taskset; else a `ConfigError` that says how to make one."""
-    if isinstance(found, Taskset):
+    if _is_taskset(found):
         return found
     raise ConfigError(
         source=source,
@@ -205,6 +205,11 @@ def checked_taskset(found: object, *, source: str) -> Taskset:
         why=f"is a {type(found).__name__}, no Taskset (name, splits, load, order).",
         remedy='Write ListTaskset([Task(...), ...], name="mine").',
     )
+
+
+def _is_taskset(found: object) -> TypeGuard[Taskset]:
+    # As isinstance says, which looks the protocol's members up anew at each episode.
+    return all(hasattr(found, name) for name in ("name", "splits", "load", "order"))
 
 
 def check_split(taskset: Taskset, split: str, *, key: str = "split") -> None:

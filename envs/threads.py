@@ -27,14 +27,14 @@ class Threads:
 
     def __init__(self) -> None:
         self._work: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()
-        # Free threads that no call is on its way to. Whoever takes one from the count may rely on it.
-        self._free = threading.Semaphore(0)
+        # One entry for each free thread that no call is on its way to. Whoever takes one may rely on it.
+        self._free: queue.SimpleQueue[None] = queue.SimpleQueue()
 
     def started(self, function: Callable[..., T], /, *args: Any, **kwargs: Any) -> Future[T]:
         """Run a plain function in a thread that nothing else runs in."""
         done, work = prepared(function, *args, **kwargs)
         self._work.put(work)
-        if not self._free.acquire(blocking=False):
+        if not self._took_free():
             threading.Thread(target=self._serve, name="rz-hook", daemon=True).start()
         return done
 
@@ -43,9 +43,16 @@ class Threads:
             try:
                 work = self._work.get(timeout=FREE_S)
             except queue.Empty:
-                if self._free.acquire(blocking=False):
+                if self._took_free():
                     return
                 continue  # a call counts on this thread, and is about to be put
             work()
             del work  # what the call held must not live until the next one
-            self._free.release()
+            self._free.put(None)
+
+    def _took_free(self) -> bool:
+        try:
+            self._free.get_nowait()
+        except queue.Empty:
+            return False
+        return True

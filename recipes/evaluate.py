@@ -19,6 +19,7 @@ from ..rollout.engine import Engine
 from ..rollout.episode import EpisodeRunner
 from ..rollout.episode_request import EpisodeRequest, Signals, seed_of
 from ..trajectory import Sampling, Trajectory
+from . import event_loop
 from .environment_figures import environment_figures
 from .model_source import model_folder
 from .recipe import Recipe
@@ -57,7 +58,9 @@ def evaluate(recipe: Recipe, model_dir: Path | None = None, episodes: int | None
     recipe = with_split(recipe, None, key="eval.split")
     if model_dir is None:
         model_dir = model_folder(recipe.model)
-    return asyncio.run(_evaluate(recipe, model_dir, recipe.eval.episodes if episodes is None else episodes))
+    return event_loop.run(
+        _evaluate(recipe, model_dir, recipe.eval.episodes if episodes is None else episodes)
+    )
 
 
 async def _evaluate(recipe: Recipe, model_dir: Path, episodes: int) -> dict[str, float]:

@@ -31,7 +31,7 @@ from ..rollout.resume import restore
 from ..rollout.scheduler import Scheduler
 from ..sandboxes.pool import InfraBreaker
 from ..weight_store import WeightStore
-from . import preflight, summary_plot
+from . import event_loop, preflight, summary_plot
 from .continuation import require_same
 from .controller import Boxes, Controller, LearnerThread, publish
 from .evaluate import Evaluation
@@ -62,7 +62,7 @@ def train(
     preflight.check(recipe)
     run_dir = run_dir or new_run(Path("runs"), recipe.name)
     observer = observer or LineObserver(sys.stdout, recipe.updates)
-    return asyncio.run(Run(recipe, run_dir, observer).train(resume=resume))
+    return event_loop.run(Run(recipe, run_dir, observer).train(resume=resume))
 
 
 class Run:

@@ -144,6 +144,7 @@ class EpisodeRunner:
         self._engine, self._renderer, self._make_env = engine, renderer, make_env
         self._watch = watch
         self._sampling, self._limits, self._seeded = sampling, limits, seeded
+        self._step_limit = f"rollout.step_deadline_s = {limits.step_deadline_s:g}"
         self._abandoned = calls.Abandoned()
 
     async def run(self, request: EpisodeRequest, signals: Signals) -> Trajectory:
@@ -237,7 +238,7 @@ class EpisodeRunner:
             signals.first_request()
         left_s = record.started + record.waited_s + self._limits.episode_deadline_s - time.monotonic()
         try:
-            async with asyncio.timeout(left_s) as clock:
+            async with deadline(left_s) as clock:
                 completion = await self._engine.generate(
                     record.open.prompt(),
                     self._sampling,
@@ -282,8 +283,7 @@ class EpisodeRunner:
     async def _step(self, what: str, record: _Record, method: Callable[..., Any], given: object) -> Step:
         """One step of the environment; keeps its reward and metrics."""
         seconds, place = self._limits.step_deadline_s, record.place(what, method)
-        limit = f"rollout.step_deadline_s = {seconds:g}"
-        step = checked_step(await self._ask(what, record, seconds, limit, method, given), place)
+        step = checked_step(await self._ask(what, record, seconds, self._step_limit, method, given), place)
         self._refuse_masked(step[4])
         record.reward += step[1]
         record.env_metrics |= metrics_of(step[4], place)

@@ -42,5 +42,5 @@ def seed_of(*parts: object) -> int:
     >>> seed_of(0, "g000001", 3) == seed_of(0, "g000001", 3)
     True
     """
-    text = "\x1f".join(str(part) for part in parts)
+    text = "\x1f".join(map(str, parts))
     return int.from_bytes(hashlib.blake2b(text.encode(), digest_size=8).digest(), "big") >> 1

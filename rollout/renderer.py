@@ -91,10 +91,8 @@ class Renderer:
         for token, piece in self.special.split(text):
             if token is not None:
                 ids.append(token)
-            elif len(piece) <= _CACHED_CHARACTERS:
-                ids.extend(self._short(piece))
             else:
-                ids.extend(self._encode_piece(piece))
+                ids += self._short(piece) if len(piece) <= _CACHED_CHARACTERS else self._encode_piece(piece)
         return np.array(ids, dtype=np.int32)
 
     def guard(self, messages: Sequence[Message]) -> list[Message]:
@@ -122,7 +120,7 @@ class Renderer:
     def heard(self, sampled: Iterable[int]) -> tuple[str, str, str]:
         """A sampled turn: its text (`decode`), its guarded text (`spell`), its stop token's spelling."""
         kept, stop = self.split_stop(sampled)
-        text = self.decode(kept)
+        text = str(self._tokenizer.decode(kept, skip_special_tokens=False))
         plain = self._telling.isdisjoint(kept)
         return text, self.special.guard(text) if plain else self.spell(kept), stop
 
@@ -143,7 +141,7 @@ class Renderer:
     def _guard_value(self, value: Any, *, authored: bool) -> Any:
         if isinstance(value, str):
             return self.special.guard(value, authored=authored)
-        if isinstance(value, Mapping):
+        if isinstance(value, (dict, Mapping)):
             return {key: self._guard_value(entry, authored=authored) for key, entry in value.items()}
         if isinstance(value, (list, tuple)):
             return [self._guard_value(entry, authored=authored) for entry in value]

@@ -99,6 +99,7 @@ class Scheduler:
         self.next_position = 0
         self.in_training: tuple[str, ...] = ()
         self._groups: dict[str, UntrainedGroup] = {}
+        self._finished = 0  # of them: `next_batch` is asked whenever anything happened
         self._engines: dict[str, int] = {}
         self._lowest: int | None = None  # e; never falls, also while no engine is alive
 
@@ -238,6 +239,7 @@ class Scheduler:
             del self._groups[group_id]
         else:
             self._groups[group_id] = replace(group, oldest_version=kept, sampled=True)
+            self._finished += 1
 
     def _check_served(self, group: UntrainedGroup, version: int) -> None:
         if not group.oldest_version <= version <= self.update:
@@ -274,10 +276,10 @@ class Scheduler:
 
         No other choice of G leaves a smaller required lag, so checking this one is enough.
         """
-        finished = [group for group in self._groups.values() if group.finished]
-        last = self.data_ended and len(finished) == len(self._groups)
-        if len(finished) < self.groups_per_batch and not last:
+        last = self.data_ended and self._finished == len(self._groups)
+        if self._finished < self.groups_per_batch and not last:
             return []
+        finished = [group for group in self._groups.values() if group.finished]
         batch = sorted(finished, key=_age)[: self.groups_per_batch]
         chosen = {group.group_id for group in batch}
         rest = [g.oldest_version for g in self._groups.values() if g.group_id not in chosen]
@@ -301,6 +303,7 @@ class Scheduler:
             raise ValueError(f"update {update} completed, in training is {self._describe_training()}")
         for trained in self.in_training:
             del self._groups[trained]
+        self._finished -= len(self.in_training)
         self.in_training = ()
         self.update += 1
 
@@ -340,6 +343,7 @@ class Scheduler:
             refuse_unplanned(waiting, self.groups_per_batch, self.max_lag)
         self.update, self.next_position = update, next_position
         self._groups, self.in_training = known, tuple(in_training)
+        self._finished = sum(group.finished for group in known.values())
         self._lowest = update
 
 

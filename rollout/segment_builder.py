@@ -76,7 +76,7 @@ class SegmentBuilder:
                 f"and {len(completion.versions)} versions: each sampled token needs one of each"
             )
         finite = np.isfinite(completion.logprobs)
-        if not finite.all():
+        if not np.logical_and.reduce(finite):
             bad = int(finite.argmin())
             raise NonFinite(f"token {bad} of {count} has the log-probability {completion.logprobs[bad]}")
         self._ids.frombytes(completion.token_ids.astype(np.int32, copy=False).tobytes())

@@ -54,8 +54,10 @@ class SpecialTokens:
     def __init__(self, tokens: Mapping[str, AddedToken]) -> None:
         self.tokens = dict(tokens)
         self.ids = frozenset(token.id for token in self.tokens.values())
-        self._split, in_order = _finder(self.tokens.values())
-        self._found = [token.id for token in in_order]
+        self._finder = _finder(self.tokens.values())
+        # A token that swallows white space is found with what it swallowed.
+        self._ids = {token.content.strip(): token.id for token in self.tokens.values()}
+        self._ids |= {token.content: token.id for token in self.tokens.values()}
         self._guard_all = _breaker(list(self.tokens))
         self._guard_control = _breaker([t.content for t in self.tokens.values() if t.control])
 
@@ -73,41 +75,36 @@ class SpecialTokens:
 
     def split(self, text: str) -> Iterator[tuple[int | None, str]]:
         """(id, spelling) of each token and (None, text) of each non-empty text between, in order."""
-        start = 0
-        for match in self._split.finditer(text) if self._split else ():
-            if match.start() > start:
-                yield None, text[start : match.start()]
-            yield self._found[(match.lastindex or 1) - 1], match[0]
-            start = match.end()
-        if start < len(text):
-            yield None, text[start:]
+        for place, piece in enumerate(self._finder.split(text)):
+            if place % 2:
+                yield self._ids[piece if piece in self._ids else piece.strip()], piece
+            elif piece:
+                yield None, piece
 
 
 def _broken(match: re.Match[str]) -> str:
     return match[0] + MARK
 
 
-def _finder(tokens: Iterable[AddedToken]) -> tuple[re.Pattern[str] | None, list[AddedToken]]:
-    """Matches a token, one group each, and the tokens by their groups: of two that start together the longest
-    wins. Those of one first character share it, so that a text without it is passed over at once."""
+def _finder(tokens: Iterable[AddedToken]) -> re.Pattern[str]:
+    """Matches a token, in one group: of two that start together the longest wins. Those of one first
+    character share it, so that a text without it is passed over at once."""
     longest_first = sorted(tokens, key=lambda token: -len(token.content))
 
     def spelling(token: AddedToken, begun: int) -> str:
         left, right = r"\s*" if token.lstrip else "", r"\s*" if token.rstrip else ""
-        return f"{left}({re.escape(token.content[begun:])}){right}"
+        return f"{left}{re.escape(token.content[begun:])}{right}"
 
-    if not longest_first:
-        return None, []
     if any(token.lstrip for token in longest_first):  # their matches begin with any white space
-        return re.compile("|".join(spelling(token, 0) for token in longest_first)), longest_first
+        return re.compile(f"({'|'.join(spelling(token, 0) for token in longest_first)})")
     by_first: dict[str, list[AddedToken]] = {}
     for token in longest_first:
         by_first.setdefault(token.content[0], []).append(token)
-    parts = (
+    parts = [
         f"{re.escape(first)}(?:{'|'.join(spelling(token, 1) for token in alike)})"
         for first, alike in by_first.items()
-    )
-    return re.compile("|".join(parts)), [token for alike in by_first.values() for token in alike]
+    ]
+    return re.compile(f"({'|'.join(parts) or '(?!)'})")
 
 
 def _breaker(spellings: list[str]) -> re.Pattern[str] | None:

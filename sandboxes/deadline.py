@@ -27,13 +27,18 @@ class deadline:
     """TimeoutError once `seconds` have passed that were not spent waiting: `waited_s`, so far."""
 
     def __init__(self, seconds: float) -> None:
-        self._timeout, self._loop = asyncio.timeout(seconds), asyncio.get_running_loop()
+        self._left_s, self._loop = seconds, asyncio.get_running_loop()
         self._waiters = 0
-        self._left_s = self._since = self.waited_s = 0.0
-        self._bound = False
+        self._since = self.waited_s = 0.0
+        self._bound = self._expired = False
 
+    # As asyncio.timeout does it, without its layers: every turn of every episode enters several.
     async def __aenter__(self) -> Self:
-        await self._timeout.__aenter__()
+        task = asyncio.current_task(self._loop)
+        if task is None:
+            raise RuntimeError("a deadline binds a task: await it inside of one")
+        self._task, self._cancelling = task, task.cancelling()
+        self._run()
         self._bound = True
         self._outside: Token[tuple[deadline, ...]] = _around.set((*_around.get(), self))
         return self
@@ -42,12 +47,15 @@ class deadline:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self._bound = False
+        self._timer.cancel()
         _around.reset(self._outside)
-        await self._timeout.__aexit__(kind, error, trace)
+        # A cancellation that came from elsewhere too is that one's.
+        if self._expired and self._task.uncancel() <= self._cancelling and kind is asyncio.CancelledError:
+            raise TimeoutError from error
 
     def expired(self) -> bool:
         """Whether it has passed."""
-        return self._timeout.expired()
+        return self._expired
 
     @property
     def is_of_this_loop(self) -> bool:
@@ -56,24 +64,31 @@ class deadline:
 
     @property
     def _runs(self) -> bool:
-        return self._bound and not self.expired()
+        return self._bound and not self._expired
+
+    def _run(self) -> None:
+        self._since = self._loop.time()
+        self._timer = self._loop.call_later(self._left_s, self._expire)
+
+    def _expire(self) -> None:
+        self._expired = True
+        self._task.cancel()
 
     def stop(self) -> None:
         """One more waits."""
         self._waiters += 1
-        when = self._timeout.when()
-        if self._runs and when is not None:
-            self._since = self._loop.time()
-            self._left_s = when - self._since
-            self._timeout.reschedule(None)
+        if self._runs and self._waiters == 1:
+            now = self._loop.time()
+            self._left_s -= now - self._since
+            self._since = now
+            self._timer.cancel()
 
     def go_on(self) -> None:
         """One less waits."""
         self._waiters -= 1
         if self._runs and not self._waiters:
-            now = self._loop.time()
-            self.waited_s += now - self._since
-            self._timeout.reschedule(now + self._left_s)
+            self.waited_s += self._loop.time() - self._since
+            self._run()
 
 
 @contextlib.contextmanager

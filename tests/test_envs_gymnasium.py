@@ -12,6 +12,7 @@ from typing import Any
 import gymnasium
 import pytest
 from gymnasium.spaces import Text
+from gymnasium.utils import seeding
 from rz_agent.envs import AgentEnv, from_gymnasium, names
 from rz_agent.envs.check import check
 from rz_agent.envs.osworld.tasks import SHIPPED as SHIPPED_TASKS
@@ -202,3 +203,14 @@ def test_an_environment_that_cannot_be_spoken_to_is_refused() -> None:
         from_gymnasium("Blackjack-v1", actions=("stick",))
     with pytest.raises(ConfigError, match="NoSuch-v0"):
         from_gymnasium("NoSuch-v0")
+
+
+def test_random_numbers_are_those_that_gymnasium_makes_of_the_seed_and_go_on_without_one() -> None:
+    env, theirs, first = make(), seeding.np_random(5)[0], {"position": 0}
+    env.reset(seed=5, options=first)
+    drawn = [env.unwrapped.np_random.random()]
+    asyncio.run(env.unwrapped.areset(options=first))  # type: ignore[attr-defined]
+    drawn.append(env.unwrapped.np_random.random())
+    assert drawn == [theirs.random(), theirs.random()]
+    assert env.unwrapped.np_random_seed == 5
+    env.close()

@@ -556,3 +556,10 @@ def test_a_turn_costs_well_under_a_millisecond(renderer: Renderer) -> None:
         talk.turn(sampled, [tool("5")])
         best = min(best, time.perf_counter() - began)
     assert best < 1e-3
+
+
+def test_a_token_that_swallows_white_space_is_found_with_all_of_it() -> None:
+    mask = AddedToken(id=0, content="<mask>", control=True, lstrip=True, rstrip=True)
+    end = AddedToken(id=7, content="<m", control=True)
+    found = SpecialTokens({token.content: token for token in (mask, end)}).split("a  <mask> \n<m b<mask>")
+    assert list(found) == [(None, "a"), (0, "  <mask> \n"), (7, "<m"), (None, " b"), (0, "<mask>")]

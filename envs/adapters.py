@@ -19,7 +19,7 @@ from typing import Any
 from pydantic import ValidationError
 
 from ..errors import ConfigError
-from .bug import located
+from .bug import brief, located
 from .options import suggestion
 from .task import LazyTasks, ListTaskset, Task, TaskOrder, Taskset, check_split
 
@@ -78,16 +78,27 @@ def from_jsonl(path: str | Path, *, prompt: str = "prompt", answer: str = "answe
     """
     path = Path(path)
     try:
-        lines = path.read_text(encoding="utf-8").splitlines()
+        text = path.read_text(encoding="utf-8-sig")
     except OSError as error:
         raise ConfigError(
             source=str(path), key="taskset", value=str(path), why=f"({error.strerror})", remedy="Name a file."
         ) from error
+    except UnicodeDecodeError as error:
+        raise ConfigError(
+            source=str(path),
+            key="taskset",
+            value=str(path),
+            why=f"is no UTF-8 ({error}).",
+            remedy="Convert it.",
+        ) from error
     tasks = [
         _row(line, where=f"{path}:{number}", default_id=f"{path.stem}:{number}", prompt=prompt, answer=answer)
-        for number, line in enumerate(lines, 1)
+        for number, line in enumerate(text.split("\n"), 1)  # JSON may hold what else ends a line in Unicode
         if line.strip()
     ]
+    if not tasks:
+        remedy = f"Write a JSON object with {prompt!r} and {answer!r} into each line."
+        raise ConfigError(source=str(path), key="tasks", value=[], why="has no line.", remedy=remedy)
     return ListTaskset(tasks, name=path.stem)
 
 
@@ -95,7 +106,7 @@ def _row(line: str, *, where: str, default_id: str, prompt: str, answer: str) ->
     try:
         row = json.loads(line)
         text = row[prompt]
-    except (ValueError, TypeError, KeyError) as error:
+    except (ValueError, TypeError, KeyError, RecursionError) as error:
         raise ConfigError(
             source=where,
             key=prompt,
@@ -103,7 +114,9 @@ def _row(line: str, *, where: str, default_id: str, prompt: str, answer: str) ->
             remedy=f"Every line is a JSON object with {prompt!r} and {answer!r}.",
         ) from error
     fields: dict[str, Any] = {"id": default_id, "prompt": text}
-    metadata = dict(row.get("metadata", {}))
+    metadata = row.get("metadata", {})
+    if not isinstance(metadata, dict):
+        raise ConfigError(source=where, key="metadata", value=metadata, remedy="Write an object.")
     for key, value in row.items():
         if key == answer:
             fields["answer"] = None if value is None else str(value)
@@ -133,7 +146,18 @@ def from_reasoning_gym(name: str, *, test_size: int = 256, **config: Any) -> Tas
             value=f"{REASONING_GYM}{name}",
             remedy=suggestion(name, DATASETS, "generators"),
         )
-    return ReasoningGymTaskset(name, test_size=test_size, config=config)
+    taskset = ReasoningGymTaskset(name, test_size=test_size, config=config)
+    try:
+        taskset.load("train")[0]
+    except Exception as error:  # each generator refuses its settings in a way of its own
+        raise ConfigError(
+            source=f"{REASONING_GYM}{name}",
+            key="config",
+            value=config,
+            why=f"is refused by the generator ({brief(error)}).",
+            remedy="Mend its settings.",
+        ) from error
+    return taskset
 
 
 class ReasoningGymTaskset:

@@ -42,7 +42,7 @@ from .failure import last_step, mask_reason
 from .hooks import Portal, to_the_end
 from .lazily_seeded import LazilySeeded
 from .message import NOTHING, Message, Observation, copied, observation
-from .options import EnvOptions, parse_options
+from .options import EnvOptions, checked_turns, parse_options
 from .progress import Progress
 from .rubric import Ended, Rubric
 from .script import Script
@@ -104,10 +104,11 @@ class AgentEnv(LazilySeeded):
         """`sandboxes` and `shared` are borrowed; without them the environment opens, and closes, its own."""
         if isinstance(taskset, str):
             options["taskset"], taskset = taskset, None
-        self.options = parse_options(self.Options, options, source=f"environment {type(self).__name__}")
+        source = f"environment {type(self).__name__}"
+        self.options = parse_options(self.Options, options, source=source)
         tasks = self.load_taskset(self.options) if taskset is None else taskset
-        self.tasks = checked_taskset(tasks, source=f"environment {type(self).__name__}")
-        self.max_turns = self.options.max_turns or self.max_turns
+        self.tasks = checked_taskset(tasks, source=source)
+        self.max_turns = self.options.max_turns or checked_turns(self.max_turns, source=source)
         self.tool_specs = self._specs()
         self._schemas = {spec.name: spec.parameters for spec in self.tool_specs}
         self.rubric = rubric or self._rubric()

@@ -71,7 +71,10 @@ class EnvFactory:
     def self_test(self, scratch: Path) -> list[Case]:
         """The environment's episodes with a known outcome; they may keep files in `scratch`."""
         with blamed(self._class.__name__, "self_test", function=self._class.self_test):
-            return list(self._class.self_test(self.taskset, scratch))
+            cases = list(self._class.self_test(self.taskset, scratch))
+            if strange := [case for case in cases if not isinstance(case, Case)]:
+                raise TypeError(f"it returned {strange[0]!r} among its cases; return Case(name=..., ...)")
+            return cases
 
     async def __aenter__(self) -> Self:
         stack = AsyncExitStack()

@@ -22,6 +22,7 @@ import gymnasium
 from gymnasium.spaces import Discrete, Text
 
 from ..errors import ConfigError
+from .bug import located
 from .env import AgentEnv
 from .message import text_of
 from .rubric import Episode, reward
@@ -48,13 +49,13 @@ def from_gymnasium(
     """
     try:
         with_spaces = gymnasium.make(id, **kwargs)
-    except gymnasium.error.Error as error:
+    except Exception as error:  # Gymnasium's own errors, and whatever its constructor raises
         raise ConfigError(
             source="from_gymnasium",
             key="id",
             value=id,
-            why=f"({error})",
-            remedy="Register it, or mend the id.",
+            why=f"cannot be made with {kwargs} ({located(error)})",
+            remedy="Register it, or mend the id or its arguments.",
         ) from error
     space = with_spaces.action_space
     with_spaces.close()

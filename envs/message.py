@@ -8,9 +8,12 @@ through JSON, for the images are beside them.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+import reprlib
+from collections.abc import AsyncIterator, Awaitable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Set as AbstractSet
 from copy import deepcopy
-from typing import Any, Literal, NotRequired
+from types import FunctionType, MethodType
+from typing import Any, Literal, NotRequired, get_args
 
 from typing_extensions import TypedDict
 
@@ -32,6 +35,10 @@ class ImagePart(TypedDict):
 
 Part = TextPart | ImagePart
 Content = str | list[Part]
+# Kinds of which Python's own text says nothing to a policy.
+_NO_TEXT = (
+    dict, AbstractSet, bytes, bytearray, Iterator, AsyncIterator, Awaitable, FunctionType, MethodType, type
+)  # fmt: skip
 IMAGE = ImagePart(type="image")
 
 
@@ -56,19 +63,53 @@ class Observation(TypedDict):
 
 
 def observation(shown: object, role: Role, *, name: str | None = None) -> Observation:
-    """What an author returned, as an observation: a text becomes one message of that role.
+    """What an author returned, as an observation: a text becomes one message of that role. TypeError for what
+    would be shown as something that nobody meant: data, a generator, messages of another shape.
 
     >>> observation("42", "tool", name="python")["messages"]
     ({'role': 'tool', 'content': '42', 'name': 'python'},)
     """
-    if isinstance(shown, dict):
-        return Observation(messages=tuple(shown["messages"]), images=tuple(shown.get("images", ())))
+    if isinstance(shown, dict) and "messages" in shown:
+        return _checked(tuple(shown["messages"]), tuple(shown.get("images", ())))
     if isinstance(shown, list | tuple):
-        return Observation(messages=tuple(shown), images=())
+        return _checked(tuple(shown), ())
+    if isinstance(shown, _NO_TEXT):
+        raise TypeError(
+            f"it returned {reprlib.repr(shown)} ({type(shown).__name__}); return a text (json.dumps of data, "
+            "decoded bytes), messages, or an observation"
+        )
     message = Message(role=role, content=str(shown))
     if name:
         message["name"] = name
     return Observation(messages=(message,), images=())
+
+
+def _checked(messages: tuple[Any, ...], images: tuple[Any, ...]) -> Observation:
+    for message in messages:
+        if not _is_message(message):
+            raise TypeError(
+                f"it returned {reprlib.repr(message)} as a message; write {{'role': R, 'content': C}}: R is "
+                f"one of {', '.join(get_args(Role))}, C a text or a list of text and image parts"
+            )
+    if count_images(messages) != len(images) or not all(isinstance(image, bytes) for image in images):
+        raise TypeError(
+            f"it returned {len(images)} images for {count_images(messages)} image parts; give the bytes of "
+            "one PNG file for each (`pictured` does)"
+        )
+    return Observation(messages=messages, images=images)
+
+
+def _is_message(message: object) -> bool:
+    if not isinstance(message, dict) or message.get("role") not in get_args(Role):
+        return False
+    content = message.get("content")
+    return isinstance(content, str) or (isinstance(content, list) and all(map(_is_part, content)))
+
+
+def _is_part(part: object) -> bool:
+    if not isinstance(part, dict):
+        return False
+    return part.get("type") == "image" or (part.get("type") == "text" and isinstance(part.get("text"), str))
 
 
 def pictured(role: Role, text: str, *pngs: bytes, name: str | None = None) -> Observation:

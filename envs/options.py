@@ -36,6 +36,9 @@ Options = TypeVar("Options", bound=EnvOptions)
 
 def parse_options(model: type[Options], given: Mapping[str, Any], *, source: str) -> Options:
     """Validated options; the first fault as a `ConfigError` that names key, value and remedy."""
+    if not (isinstance(model, type) and issubclass(model, EnvOptions)):
+        remedy = "Write class MyOptions(EnvOptions): ... and Options = MyOptions."
+        raise ConfigError(source=source, key="Options", value=model, why="is no EnvOptions.", remedy=remedy)
     try:
         return model.model_validate(dict(given))
     except ValidationError as error:
@@ -47,6 +50,14 @@ def parse_options(model: type[Options], given: Mapping[str, Any], *, source: str
         raise ConfigError(source=source, key=key, value=fault["input"], why=why, remedy=remedy) from error
 
 
+def checked_turns(turns: object, *, source: str) -> int:
+    """`max_turns` as an environment's class may say it."""
+    if type(turns) is int and turns >= 1:
+        return turns
+    remedy = "Write a whole number of 1 or more: the actions after which an episode is truncated."
+    raise ConfigError(source=source, key="max_turns", value=turns, remedy=remedy)
+
+
 def suggestion(wrong: str, known: Iterable[str], what: str) -> str:
     """A remedy for a name that does not exist.
 
@@ -54,6 +65,8 @@ def suggestion(wrong: str, known: Iterable[str], what: str) -> str:
     "Did you mean 'python'? The environments are: osworld, python."
     """
     names = sorted(known)
+    if not names:
+        return f"There are no {what}."
     near = difflib.get_close_matches(wrong, names, n=1, cutoff=0.5)
     hint = f"Did you mean {near[0]!r}? " if near else ""
     return f"{hint}The {what} are: {', '.join(names)}."

@@ -44,6 +44,8 @@ async def play(env: AgentEnv, agent: Agent, recorder: Recorder) -> Recording:
             break
         with blamed(type(env).__name__, f"agent, turn {turns + 1}", task.id):
             text = await agent(observation)
+            if not isinstance(text, str):
+                raise TypeError(f"it returned {text!r}; an agent returns the text of its turn")
         calls = env.parse(text).calls
         step = await env.astep(text)
         recorder.stepped(text, calls, step)

@@ -10,6 +10,7 @@ from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
 from typing import Any
 
+from ..errors import EnvironmentBug
 from ..sandboxes.deadline import deadline
 from .message import Message
 from .rubric import Ended, Episode
@@ -45,7 +46,11 @@ class Progress:
                 self._waited_s += running.waited_s
 
     def record(self, text: str, turn: Reply) -> None:
-        """One turn of the policy, as it wrote it and as it was understood."""
+        """One turn of the policy, as it wrote it and as it was understood. TypeError where `parse` said no
+        `Reply`."""
+        if not isinstance(turn, Reply):
+            what = f"it returned {turn!r} ({type(turn).__name__})"
+            raise TypeError(f"{what}; return Reply(content=..., calls=...), and not from an async function")
         well_formed = [call for call in turn.calls if call.status == "ok"]
         message = Message(role="assistant", content=text)
         if well_formed:
@@ -69,7 +74,11 @@ class Progress:
             "malformed_calls": float(self.malformed),
         }
 
-    def episode(self, state: Mapping[str, Any], ended: Ended) -> Episode:
+    def episode(self, state: object, ended: Ended) -> Episode:
+        """What the rubric sees."""
+        if not isinstance(state, Mapping):
+            what = f"self.state is {state!r} at the end of task {self.task.id}"
+            raise EnvironmentBug(f"{what}\n  Put what the rubric shall see into the dictionary; keep it one.")
         return Episode(
             messages=tuple(self.messages),
             answer=self._answer,

@@ -17,6 +17,7 @@ import json
 from collections.abc import Awaitable, Callable, Generator, Sequence
 from typing import Any
 
+from .bug import source_of
 from .message import Observation
 from .task import Task
 
@@ -48,14 +49,24 @@ def scripted(solve: Solve) -> NewAgent:
             try:
                 if running is None:
                     running = solve(task, shown)
-                    return next(running)
-                return running.send(shown)
+                    if not isinstance(running, Generator):
+                        raise TypeError(
+                            f"the script at {source_of(solve)} is no generator; yield each turn's text"
+                        )
+                    return _said(next(running), solve)
+                return _said(running.send(shown), solve)
             except StopIteration:
                 return ""
 
         return act
 
     return begin
+
+
+def _said(text: object, solve: Solve) -> str:
+    if not isinstance(text, str):
+        raise TypeError(f"the script at {source_of(solve)} yielded {text!r}; yield each turn's text")
+    return text
 
 
 def replayed(actions: Sequence[str]) -> NewAgent:

@@ -10,6 +10,7 @@ Nothing here waits.
 
 from __future__ import annotations
 
+import json
 import random
 import reprlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -20,7 +21,7 @@ from typing import Any, Protocol, TypeGuard, overload, runtime_checkable
 from pydantic import BaseModel, ConfigDict, Field, field_validator
 
 from ..errors import ConfigError
-from .message import Message
+from .message import Message, count_images
 
 
 class Resources(BaseModel):
@@ -34,8 +35,8 @@ class Resources(BaseModel):
 
 
 class Deadlines(BaseModel):
-    """Wall seconds. Past `setup_s` the episode is masked; past `tool_s` the policy is told so; past
-    `episode_s` the episode is truncated at its next action."""
+    """Wall seconds. Past `setup_s` the episode is masked; past `tool_s`, of all tools of one turn, the policy
+    is told so; past `episode_s` the episode is truncated at its next action."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
@@ -66,6 +67,30 @@ class Task(BaseModel):
     image: str | None = None
     resources: Resources = Resources()
     deadlines: Deadlines = Deadlines()
+
+    def in_steps_of(self, seconds: float) -> Task:
+        """The task where a step may take so long: its tools have half of that, for a step that does not end
+        masks its episode, and what a tool does is the policy's choice."""
+        tool_s = min(self.deadlines.tool_s, seconds / 2)
+        return self.model_copy(update={"deadlines": self.deadlines.model_copy(update={"tool_s": tool_s})})
+
+    @field_validator("metadata")
+    @classmethod
+    def _json_values(cls, value: Mapping[str, Any]) -> Mapping[str, Any]:
+        try:
+            json.dumps(value)
+        except (TypeError, ValueError, RecursionError) as error:
+            raise ValueError(
+                f"{error}: JSON values only, for tasks are written down; write a text"
+            ) from error
+        return value
+
+    @field_validator("prompt")
+    @classmethod
+    def _no_images(cls, value: tuple[Message, ...]) -> tuple[Message, ...]:
+        if count_images(value):
+            raise ValueError("a prompt holds text only; return its images from `begin` (`pictured`)")
+        return value
 
     @field_validator("prompt", mode="before")
     @classmethod
@@ -162,7 +187,7 @@ class ListTaskset:
             self._tasks.setdefault(task.split, []).append(task)
         if not self._tasks:
             raise ConfigError(
-                source=name, key="tasks", value=[], remedy="A taskset has at least one task; add one."
+                source=f"taskset {name}", key="tasks", value=[], why="is empty.", remedy="Add a task."
             )
 
     @property

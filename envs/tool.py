@@ -16,12 +16,16 @@ from __future__ import annotations
 
 import functools
 import inspect
+import json
 import re
+import warnings
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, TypeVar, get_type_hints
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, create_model
+from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError, create_model
+from pydantic.errors import PydanticUserError
+from pydantic_core import PydanticSerializationError, to_jsonable_python
 
 Function = TypeVar("Function", bound=Callable[..., Any])
 MARK = "__rz_tool__"
@@ -86,25 +90,51 @@ def tool_spec(function: Callable[..., Any], *, method: str | None = None) -> Too
     """The spec of a marked function. A parameter called `self` is the environment's, not the policy's."""
     name = function.__name__
     summary, details = _docstring(function)
-    hints = get_type_hints(function, include_extras=True)
+    try:
+        hints = get_type_hints(function, include_extras=True)
+    except NameError as error:
+        raise TypeError(f"tool {name}: {error}; import it where the tool's module is loaded") from error
     fields: dict[str, Any] = {}
     for parameter in inspect.signature(function).parameters.values():
-        if parameter.name == "self":
-            continue
-        if parameter.kind not in (parameter.POSITIONAL_OR_KEYWORD, parameter.KEYWORD_ONLY):
-            raise TypeError(f"tool {name}: a policy cannot give {parameter} by name; name each parameter")
-        if parameter.name not in hints:
-            raise TypeError(f"tool {name}: parameter {parameter.name} has no type; annotate it")
-        default = ... if parameter.default is parameter.empty else parameter.default
-        text = details.get(parameter.name)
-        fields[parameter.name] = (hints[parameter.name], Field(default=default, description=text))
-    model = create_model(name, __config__=ConfigDict(extra="forbid"), **fields)
+        if parameter.name != "self":
+            fields[parameter.name] = _field(name, parameter, hints, details.get(parameter.name))
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", UserWarning)  # nobody uses the methods that `copy` or `json` hide
+        model = create_model(name, __config__=ConfigDict(extra="forbid", protected_namespaces=()), **fields)
     schema = model.model_json_schema()
     for entry in (schema, *schema.get("properties", {}).values()):
         entry.pop("title", None)
     return ToolSpec(
         name=name, description=summary, parameters=schema, model=model, function=function, method=method
     )
+
+
+def _field(
+    tool: str, parameter: inspect.Parameter, hints: Mapping[str, Any], description: str | None
+) -> tuple[Any, Any]:
+    """What pydantic makes a field of. TypeError for what a policy could not give, or not be told."""
+    name = parameter.name
+    if parameter.kind not in (parameter.POSITIONAL_OR_KEYWORD, parameter.KEYWORD_ONLY):
+        raise TypeError(f"tool {tool}: a policy cannot give {parameter} by name; name each parameter")
+    if name not in hints:
+        raise TypeError(f"tool {tool}: parameter {name} has no type; annotate it")
+    if name.startswith("_") or name == "model_config":
+        raise TypeError(f"tool {tool}: a parameter cannot be called {name}; rename it")
+    try:
+        TypeAdapter(hints[name]).json_schema()
+    except PydanticUserError as error:
+        remedy = "use int, str, list[...], Literal[...], a pydantic.BaseModel or a dataclass"
+        raise TypeError(f"tool {tool}: a policy cannot write {name}: {hints[name]!r}; {remedy}") from error
+    default = parameter.default
+    try:
+        if default is not parameter.empty:
+            json.dumps(to_jsonable_python(default), allow_nan=False)
+    except (PydanticSerializationError, ValueError) as error:
+        remedy = "give one that JSON can say, for the policy reads it in the schema"
+        raise TypeError(
+            f"tool {tool}: the default {default!r} of {name} is no JSON value; {remedy}"
+        ) from error
+    return hints[name], Field(default=... if default is parameter.empty else default, description=description)
 
 
 def _docstring(function: Callable[..., Any]) -> tuple[str, dict[str, str]]:

@@ -3,7 +3,8 @@
 Invariants: a call that is malformed, names no tool, has wrong arguments or runs out of time is answered in
 words and hides none of the others; a bug in a tool is raised, never answered. Calls of one turn run in order,
 and one that ends the episode is the last.
-Waits: each call for its tool, at most `task.deadlines.tool_s`.
+Waits: a turn for its tools, at most `task.deadlines.tool_s` for all of them: else a policy could make a step
+so long, call by call, that the step's own deadline masks the episode.
 """
 
 from __future__ import annotations
@@ -24,12 +25,23 @@ if TYPE_CHECKING:
 
 async def answer(env: AgentEnv, calls: Sequence[ToolCall]) -> Observation:
     """The answers to the calls of one turn."""
-    answers = []
-    for call in calls:
-        answers.append(await _answer(env, call))
-        if env.finished:
-            break
+    answers: list[Observation] = []
+    limit = env.task.deadlines.tool_s
+    try:
+        async with env.clock(limit):
+            for call in calls:
+                answers.append(await _answer(env, call))
+                if env.finished:
+                    break
+    except TimeoutError:
+        late, *rest = calls[len(answers) :]
+        answers.append(_error(late, f"{late.name} did not finish within {limit:g} s"))
+        answers += [_error(call, f"not run: the turn's {limit:g} s were over") for call in rest]
     return joined(answers)
+
+
+def _error(call: ToolCall, what: object) -> Observation:
+    return observation(f"Error: {what}", "tool", name=call.name or None)
 
 
 async def _answer(env: AgentEnv, call: ToolCall) -> Observation:
@@ -41,19 +53,15 @@ async def _answer(env: AgentEnv, call: ToolCall) -> Observation:
             raise ToolError(f"there is no tool {call.name!r}. {suggestion(call.name, specs, 'tools')}")
         return await _run(env, specs[call.name], call)
     except ToolError as error:
-        return observation(f"Error: {error}", "tool", name=call.name or None)
+        return _error(call, error)
 
 
 async def _run(env: AgentEnv, spec: ToolSpec, call: ToolCall) -> Observation:
     function = getattr(env, spec.method) if spec.method else spec.function
-    name, task, limit = f"tool {spec.name}", env.task, env.task.deadlines.tool_s
     try:
-        async with env.clock(limit):
-            # A bug is no mask: a policy could get rid of its bad episodes by provoking it.
-            with blamed(type(env).__name__, name, task.id, function, passing=(ToolError,)):
-                shown = await env.hook_calls.call(function, **spec.arguments(call.arguments))
-                return observation(shown, "tool", name=spec.name)
-    except TimeoutError as error:
-        raise ToolError(f"{spec.name} did not finish within {limit:g} s") from error
+        # A bug is no mask: a policy could get rid of its bad episodes by provoking it.
+        with blamed(type(env).__name__, f"tool {spec.name}", env.task.id, function, passing=(ToolError,)):
+            shown = await env.hook_calls.call(function, **spec.arguments(call.arguments))
+            return observation(shown, "tool", name=spec.name)
     except FileError as error:  # of a file of the policy's own
         raise ToolError(str(error)) from error

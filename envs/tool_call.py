@@ -11,6 +11,7 @@ Invariants of every format: `read` is total, its cost is linear in the text, it 
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal, NoReturn, Protocol
@@ -94,12 +95,19 @@ def _no_constant(name: str) -> NoReturn:
     raise ValueError(f"{name} is no JSON")
 
 
-JSON = json.JSONDecoder(parse_constant=_no_constant)
-"""JSON as the standard has it: Python's own decoder takes NaN."""
+def _finite(digits: str) -> float:
+    number = float(digits)
+    if not math.isfinite(number):
+        raise ValueError(f"{digits} is no finite number")
+    return number
+
+
+JSON = json.JSONDecoder(parse_constant=_no_constant, parse_float=_finite)
+"""JSON as the standard has it: Python's own decoder takes NaN, and reads 1e999 as infinity."""
 
 
 def json_fault(error: Exception, body: int = 0) -> str:
     """What `JSON` did not like about a text that begins at `body`."""
     if isinstance(error, json.JSONDecodeError):
         return f"it is not valid JSON: {error.msg} at character {max(error.pos - body, 0)}"
-    return "it is not valid JSON: it is nested too deeply or a number has too many digits"
+    return "it is not valid JSON: it is nested too deeply or a number is too large"

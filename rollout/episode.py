@@ -31,7 +31,7 @@ from ..envs.action import Action
 from ..envs.bug import blamed
 from ..envs.env import AgentEnv, unwinds
 from ..envs.failure import last_step
-from ..envs.message import Message, Observation
+from ..envs.message import Message, Observation, text_of
 from ..envs.recording import Recorder
 from ..envs.step_result import Place, Step, checked_reset, checked_step, metrics_of
 from ..envs.task import Task
@@ -201,6 +201,8 @@ class EpisodeRunner:
                     return "ok" if terminated else "truncated"
                 history = _continued(history, text, observation)
                 shown = self._shown(env, history)
+                if self._cannot_fit(shown):
+                    raise _Reached("tokens")
                 self._hear(talk.see(shown["messages"]), shown["images"], record)
         except _Reached as reached:
             step = await self._step("scoring", record, env.atruncate, reached.limit)
@@ -212,6 +214,11 @@ class EpisodeRunner:
         """The history as the environment wants it to be seen, as far as the model can see."""
         shown = env.context.shown(history)
         return shown if self._renderer.reads_images else Observation(messages=shown["messages"], images=())
+
+    def _cannot_fit(self, shown: Observation) -> bool:
+        """Known without tokenizing, which would hold up every other episode where a tool says a library."""
+        characters = sum(len(text_of(message["content"])) for message in shown["messages"])
+        return characters > self._limits.context_len * self._renderer.longest_token
 
     def _hear(self, turn: Turn, images: tuple[bytes, ...], record: _Record) -> None:
         """Take in what the environment said; raises _Reached where no turn may follow it.
@@ -270,7 +277,8 @@ class EpisodeRunner:
     async def _reset(self, env: AgentEnv, request: EpisodeRequest, record: _Record) -> Observation:
         """Set the task up. Its deadline is the task's own, which may be longer than a step's; an environment
         keeps it by itself, and the grace leaves it the time to say so."""
-        setup_s, options = request.task.deadlines.setup_s, {"task": request.task}
+        task = request.task.in_steps_of(self._limits.step_deadline_s)
+        setup_s, options = task.deadlines.setup_s, {"task": task}
         asked = functools.partial(env.areset, seed=request.seed, options=options)
         limit = f"the task's deadlines.setup_s = {setup_s:g} and a grace"
         returned = await self._ask("reset", record, setup_s + 2 * calls.GRACE_S, limit, asked)

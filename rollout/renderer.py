@@ -67,6 +67,7 @@ class Renderer:
         self.template = ChatTemplate.load(self.folder, arguments=arguments)
         self._tokenizer, self._plain, self.special = _load_tokenizer(self.folder)
         self._short: Callable[[str], tuple[int, ...]] = lru_cache(maxsize=8192)(self._encode_piece)
+        self.longest_token = max(map(len, self._tokenizer.get_vocab()))  # characters, and no fewer
         self.reads_images = self._finds_images()
         self.close = self._find_close()
         self.stop_token_ids = self._find_stop_tokens()

@@ -7,6 +7,7 @@ Commands run here, in `folder`. A request can be made to fail: `server.break_nex
 
 from __future__ import annotations
 
+import contextlib
 import io
 import json
 import shutil
@@ -21,7 +22,7 @@ from urllib.parse import parse_qs
 
 from PIL import Image
 
-Fault = Literal["cut", "hang", "error", "nonsense"]
+Fault = Literal["cut", "hang", "error", "gateway", "nonsense", "drip"]
 SIZE = (640, 480)
 
 
@@ -96,14 +97,25 @@ class _Handler(BaseHTTPRequestHandler):
         if fault == "hang":
             self.server.over.wait(30)
             return
-        if fault == "error":
-            self._answer(500, b"broken")
+        if fault in ("error", "gateway"):
+            self._answer(500 if fault == "error" else 502, b"broken")
+            return
+        if fault == "drip":
+            self._drip()
             return
         if fault == "nonsense":
             self._answer(200, b"<html>")
             return
         answer = getattr(self, "_on" + self.path.replace("/", "_"))(asked)
         self._answer(*answer)
+
+    def _drip(self) -> None:
+        """An answer that never ends and never pauses for long."""
+        self.send_response(200)
+        self.end_headers()
+        with contextlib.suppress(OSError):  # nobody listens any more
+            while not self.server.over.wait(0.05):
+                self.wfile.write(b"x")
 
     def _answer(self, status: int, body: bytes) -> None:
         self.send_response(status)

@@ -6,6 +6,7 @@ Renderer, conversation and environment are the real ones; the engine says what e
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -283,12 +284,27 @@ def test_an_engine_that_never_answers_leaves_no_segment(qwen3: Renderer) -> None
 # --- infrastructure: masked, and nothing counts -----------------------------------------------------------
 
 
-def test_an_environment_that_hangs_is_masked_at_the_steps_deadline(qwen3: Renderer) -> None:
-    said = say(qwen3, HANGS)
-    trajectory = play(Scripted(said), qwen3, replace(LIMITS, step_deadline_s=0.2))
-    assert (trajectory.status, trajectory.reward) == ("masked", 0.0)
-    assert trajectory.mask_reason == "step 1: no answer within rollout.step_deadline_s = 0.2"
-    assert [sampled(segment) for segment in trajectory.segments] == [[said]]
+def test_tools_that_outlast_a_step_are_told_to_the_policy_which_cannot_mask_itself_by_them(
+    qwen3: Renderer,
+) -> None:
+    engine = Scripted(say(qwen3, HANGS + CALL), say(qwen3, "done"))
+    trajectory = play(engine, qwen3, replace(LIMITS, step_deadline_s=2))
+    assert (trajectory.status, trajectory.reward, trajectory.mask_reason) == ("ok", 1.0, "")
+    told = qwen3.decode(engine.prompts[1])
+    assert "Error: wait did not finish within 1 s" in told
+    assert "Error: not run: the turn's 1 s were over" in told
+
+
+def test_a_tool_that_says_more_than_any_context_holds_up_nobody(qwen3: Renderer) -> None:
+    async def python(self: Talk, code: str) -> str:
+        """Run it."""
+        return "x" * 50_000_000
+
+    env_class = type("Library", (Talk,), {"python": tool(python)})
+    began = time.monotonic()
+    trajectory = play(Scripted(say(qwen3, CALL)), qwen3, env_class=env_class)
+    assert (trajectory.status, trajectory.reward) == ("truncated", 0.25)
+    assert time.monotonic() - began < 10  # to tokenize it takes minutes
 
 
 def test_lost_infrastructure_masks_the_episode_and_keeps_its_record(qwen3: Renderer) -> None:

@@ -16,6 +16,7 @@ from typing import Any
 
 import pytest
 from desktops import NEEDS
+from rz_agent.envs.osworld import setup
 from rz_agent.envs.osworld.backends import desktop as backend
 from rz_agent.envs.osworld.env import OSWorldEnv
 from rz_agent.sandboxes.agent import sandbox as agent_sandbox
@@ -113,9 +114,9 @@ class Unlucky(LocalProvider):
 # -- an episode, and what is left of it ---------------------------------------------------------------------
 
 
-def pool_over(under: LocalProvider) -> SandboxPool:
+def pool_over(under: LocalProvider, *, a11y: bool = False) -> SandboxPool:
     limiter = Limiter(PROVIDER, max_live=EPISODES, max_starting=EPISODES, creates_per_s=None)
-    provider = DesktopProvider(DesktopTable(settle_s=0.05), under)
+    provider = DesktopProvider(DesktopTable(settle_s=0.05, a11y=a11y), under)
     return SandboxPool(Keeper(provider, limiter=limiter, ledger=Ledger()), SandboxSpec(), 1)
 
 
@@ -224,3 +225,47 @@ async def test_a_policy_that_breaks_its_own_desktop_is_not_masked_and_gets_nothi
 ) -> None:
     monkeypatch.setattr(backend, "GRACE_S", -112.0)  # a command of the evaluator has 120 s and this
     await asyncio.gather(*map(broken, ACTS))
+
+
+# How it ends the very program that the task is about, which the evaluator then looks for.
+CLOSINGS = (
+    "pyautogui.hotkey('alt', 'F4')",
+    "pyautogui.write('pkill -f gnome-terminal\\n')",
+)
+SHOWN = {
+    "func": ["exact_match", "exact_match"],
+    "postconfig": [
+        {"type": "activate_window", "parameters": {"window_name": "Terminal"}},
+        {"type": "close_window", "parameters": {"window_name": "Terminal"}},
+    ],
+    "result": [
+        {"type": "vm_window_size", "app_class_name": "gnome-terminal"},
+        {"type": "vm_terminal_output"},
+    ],
+    "expected": [{"type": "rule", "rules": {"expected": "text"}}] * 2,
+    "conj": "or",
+}
+
+
+async def titles(env: OSWorldEnv) -> list[str]:
+    return await env._here.machine.window_titles()
+
+
+async def closed(action: str) -> None:
+    task = {**TASK, "config": TERMINAL, "evaluator": SHOWN}
+    async with pool_over(LocalProvider(LocalTable()), a11y=True) as pool, environment(pool, task) as env:
+        _, info = await env.areset(options={"position": 0})
+        assert "mask" not in info, (action, info["mask"])
+        assert await titles(env), action
+        await env.astep(f"{action}\ntime.sleep(2)")
+        assert not await titles(env), action
+        _, reward, over, _, info = await env.astep("DONE")
+    assert (reward, over, info.get("ended"), "mask" in info) == (0.0, True, "finished", False), (action, info)
+
+
+@pytest.mark.skipif(shutil.which("gnome-terminal") is None, reason="gnome-terminal is not installed")
+async def test_a_policy_that_closes_the_tasks_own_program_is_scored_0(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(setup, "WINDOW_S", 0.5)
+    await asyncio.gather(*map(closed, CLOSINGS))

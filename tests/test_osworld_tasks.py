@@ -9,12 +9,14 @@ import asyncio
 import json
 import sqlite3
 import subprocess
-from collections.abc import Sequence
+from collections.abc import AsyncIterator, Sequence
 from contextlib import closing
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import openpyxl
+import osworld_metrics  # noqa: F401  # adds two
 import pytest
 from PIL import Image
 from rz_agent.cli import app
@@ -22,13 +24,13 @@ from rz_agent.envs.failure import InfraFailure
 from rz_agent.envs.osworld.evaluator import Verdict, conjoined, ends, evaluate
 from rz_agent.envs.osworld.feasibility import OSWORLD_VM, Capabilities, feasibility
 from rz_agent.envs.osworld.getters import GETTERS, Place
+from rz_agent.envs.osworld.judge import Judge
 from rz_agent.envs.osworld.machine import Executed, InputEvent
-from rz_agent.envs.osworld.metrics import METRICS
 from rz_agent.envs.osworld.placeholders import fill
 from rz_agent.envs.osworld.registry import Registry
 from rz_agent.envs.osworld.task_file import OsworldTask, Step, parse_task, read_task, read_tasks
 from rz_agent.envs.osworld.tasks import SHIPPED
-from rz_agent.errors import ConfigError
+from rz_agent.errors import ConfigError, EnvironmentBug
 from rz_agent.sandboxes.errors import Died
 from typer.testing import CliRunner
 
@@ -100,9 +102,22 @@ def machine(tmp_path: Path) -> FolderMachine:
     return FolderMachine(folder)
 
 
+@pytest.fixture(scope="module")
+def anyio_backend() -> str:
+    return "asyncio"
+
+
+@pytest.fixture(scope="module")
+async def judge(anyio_backend: str) -> AsyncIterator[Judge]:
+    judge = Judge()
+    yield judge
+    await judge.aclose()
+
+
 @pytest.fixture
-def place(machine: FolderMachine, tmp_path: Path) -> Place:
-    return Place(machine=machine, folder=tmp_path / "episode", downloads=tmp_path / "downloads")
+def place(machine: FolderMachine, judge: Judge, tmp_path: Path) -> Place:
+    folder, downloads = tmp_path / "episode", tmp_path / "downloads"
+    return Place(machine=machine, folder=folder, judge=judge, downloads=downloads)
 
 
 async def no_steps(steps: Sequence[Step], place: Place) -> None:
@@ -342,7 +357,7 @@ class DyingMachine(FolderMachine):
 
 @pytest.mark.anyio
 async def test_a_machine_that_dies_masks_the_episode(place: Place, tmp_path: Path) -> None:
-    dying = Place(machine=DyingMachine(tmp_path), folder=tmp_path)
+    dying = replace(place, machine=DyingMachine(tmp_path))
     with pytest.raises(Died):
         await verdict(says("yes"), dying)
 
@@ -351,10 +366,6 @@ async def test_a_machine_that_dies_masks_the_episode(place: Place, tmp_path: Pat
 async def test_a_metric_of_somebody_elses_is_found_by_its_name_and_told_when_nobody_added_it(
     place: Place,
 ) -> None:
-    @METRICS.add("test_is_long")
-    def is_long(result: str, *, at_least: int) -> float:
-        return float(len(result) >= at_least)
-
     evaluator = {"func": "test_is_long", "result": {"type": "vm_command_line", "command": ["printf", "long"]}}
     assert (await verdict(judged({**evaluator, "options": {"at_least": 4}}), place)).score == 1.0
     assert (await verdict(judged({**evaluator, "options": {"at_least": 5}}), place)).score == 0.0
@@ -372,14 +383,9 @@ def test_a_name_means_one_function() -> None:
 
 @pytest.mark.anyio
 async def test_a_metric_that_gives_no_score_is_no_reward(place: Place) -> None:
-    METRICS.add("test_half_a_dozen")(half_a_dozen)
     task = judged({"func": "test_half_a_dozen", "result": {"type": "vm_screen_size"}})
-    with pytest.raises(InfraFailure, match="gave 6"):
+    with pytest.raises(EnvironmentBug, match="gave 6"):
         await verdict(task, place)
-
-
-def half_a_dozen(result: Any) -> float:
-    return 6.0
 
 
 # --- getters ------------------------------------------------------------------------------------------------
@@ -496,7 +502,7 @@ async def test_history_and_bookmarks_are_read_and_no_database_is_no_file(
         database.execute("CREATE TABLE urls (url, title, last_visit_time)")
         database.execute("INSERT INTO urls VALUES ('https://a.org', 'A', 1)")
         database.commit()
-    assert await got(place, "history", dest="history") == [("https://a.org", "A", 1)]
+    assert await got(place, "history", dest="history") == [["https://a.org", "A", 1]]
     await machine.write(".config/chromium/Default/Cookies", b"no database")
     with pytest.raises(FileNotFoundError):
         await got(place, "cookie_data", dest="cookies")

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from rz_agent.envs.failure import InfraFailure
-from rz_agent.envs.swebench_pro import parse_logs
+from rz_agent.envs.swebench_pro import parse_logs, verdict
 from rz_agent.envs.swebench_pro.dataset import instance_of, load_dataset
 from rz_agent.envs.swebench_pro.grader import Grade, Run
 from rz_agent.envs.swebench_pro.instance import Instance, image_tag
@@ -330,8 +330,9 @@ def test_a_published_parsers_log_gets_the_right_verdict(
     paths = [str(tmp_path / name) for name in names]
     (tmp_path / "stdout.log").write_text(stdout)
     (tmp_path / "stderr.log").write_text("")
-    pairs = [*parse_logs.reported(str(parser), paths[:2], paths[2]), *parse_logs.seen(str(parser), paths[:2])]
-    run = Run(applied=True, statuses=statuses([(name, status) for name, status in pairs], stdout))
+    (tmp_path / "wanted.json").write_text(json.dumps(sorted(found.tests)))
+    judged = parse_logs.verdict(verdict.__file__, str(parser), str(tmp_path / "wanted.json"), *paths)
+    run = Run(applied=True, statuses=judged)
     grade = Grade.of(found, run)
     assert grade.resolved == resolved, f"{what}: {grade.why}"
 

@@ -16,6 +16,7 @@ from rz_agent.envs.hooks import Portal
 from rz_agent.envs.play import play_one
 from rz_agent.envs.registry import load
 from rz_agent.envs.script import call, replayed, scripted
+from rz_agent.envs.swebench_pro import grader
 from rz_agent.envs.swebench_pro.dataset import instance_of, scripts_of
 from rz_agent.envs.swebench_pro.editor import Editor
 from rz_agent.envs.swebench_pro.env import SWEBenchProEnv
@@ -108,9 +109,9 @@ class Place:
         options = SWEBenchProOptions(**self.options, tests_s=tests_s)
         (task,) = SWEBenchProEnv.load_taskset(options).load("train")
         found = instance_of(task)
-        grader = Grader(self.pool, options, Repositories())
+        ours = Grader(self.pool, options, Repositories())
         chosen = found.patch if patch is None else patch
-        return self.run(grader.grade(found, replace(scripts_of(task), **scripts), chosen, task.resources))
+        return self.run(ours.grade(found, replace(scripts_of(task), **scripts), chosen, task.resources))
 
 
 @pytest.fixture(scope="module")
@@ -181,6 +182,26 @@ def test_a_log_that_the_parser_cannot_read_is_the_patchs_failure_a_broken_parser
     assert "the log of the tests cannot be read" in grade.why
     with pytest.raises(InfraFailure, match="parser does not run"):
         place.grade(parser="this is no program")
+
+
+def test_the_log_is_read_where_the_tests_have_left_nothing(place: Place) -> None:
+    parser = (
+        "import json, os, sys\n"
+        "assert not os.path.exists(os.path.expanduser('~/left'))\n"
+        f"tests = [{{'name': name, 'status': 'PASSED'}} for name in {sorted(deciding(place))}]\n"
+        "json.dump({'tests': tests}, open(sys.argv[3], 'w'))\n"
+    )
+    assert place.grade(run_script="touch ~/left\n", parser=parser).resolved
+
+
+def test_a_log_that_is_made_to_be_slow_to_read_has_failed_and_holds_up_nobody(
+    place: Place, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(grader, "_PARSE_S", 3.0)
+    slow = "python3 -c \"print('[gw0] FAILED ' + 'a::' * 200000 + ' ' * 200000 + 'x')\"\n"
+    grade = place.grade(run_script=slow)
+    assert (grade.resolved, grade.applied) == (False, True)
+    assert "the log of the tests cannot be read" in grade.why
 
 
 def test_a_patch_cannot_take_the_solution_from_the_history_it_is_graded_with(
@@ -336,7 +357,7 @@ def masked(found: Any) -> str:
     return str(found.reason)
 
 
-@pytest.mark.parametrize("number", [1, 2], ids=["create", "create for grading"])
+@pytest.mark.parametrize("number", [1, 2, 3], ids=["create", "create for grading", "create for reading"])
 def test_a_sandbox_that_cannot_be_made_masks(place: Place, number: int) -> None:
     async def plant(lease: int, sandbox: KeptSandbox | None) -> None:
         if lease == number and sandbox is None:
@@ -402,6 +423,11 @@ def test_what_takes_too_long_to_set_up_masks_and_what_cannot_be_graded_is_not_pl
 def test_tests_that_do_not_end_have_failed(place: Place) -> None:
     grade = place.grade(tests_s=1.0, run_script="sleep 60\n")
     assert (grade.resolved, grade.why) == (False, "the tests did not end within 1 s")
+
+
+def deciding(place: Place) -> frozenset[str]:
+    (task,) = SWEBenchProEnv.load_taskset(SWEBenchProOptions(**place.options)).load("train")
+    return instance_of(task).tests
 
 
 def instance_id(place: Place) -> str:

@@ -7,7 +7,8 @@
 Invariants: what the policy writes reaches the machine as mouse and keyboard events and in no other way; an
 action with a fault does nothing and is answered with what is wrong; a machine serves one episode and is gone
 with it, whatever happened. What the machine did wrong masks the episode, with a reason that names the stage
-(create, setup, step, grading); what the policy did to its machine never does.
+(create, setup, step, grading); what the policy did to its machine never does, and slowing it down is such a
+thing (`patience.py`).
 A turn that says DONE or FAIL ends the episode; FAIL is the right answer to an infeasible task alone.
 Waits: an episode for its own machine. The `pause_s` after an action is the program's time to draw.
 """
@@ -18,6 +19,7 @@ import asyncio
 import tempfile
 from collections.abc import AsyncIterator, Iterable, Iterator
 from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager, contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -42,9 +44,11 @@ from .backends.desktop import DesktopBackend
 from .backends.http import HttpBackend
 from .evaluator import evaluate
 from .getters import Place
+from .judge import Judge
 from .machine import InputEvent, Machine
 from .observation import look
 from .options import OsworldOptions
+from .patience import LOOK_S, patience
 from .placeholders import fill
 from .prompt import request, system_prompt
 from .record import Record
@@ -56,7 +60,17 @@ _DESKTOPS = SandboxConfig.load(
     {"provider": "desktop", "lifetime_s": 7200, "desktop": {"a11y": True}}, source="environment OSWorldEnv"
 )
 WAIT_S = 5.0  # what WAIT means
+ACT_S = 300.0  # for all that one turn does and the look afterwards, besides the pause
 SCORING_S = 900.0  # for postconfig, which saves documents and restarts programs, and the metrics
+_RUBRIC_S = SCORING_S + 2 * LOOK_S  # whoever is late is found out before the rubric's deadline masks
+
+
+@dataclass(frozen=True, slots=True)
+class Shared:
+    """What the episodes of a run share."""
+
+    backend: Backend
+    judge: Judge
 
 
 class OSWorldEnv(AgentEnv):
@@ -64,9 +78,9 @@ class OSWorldEnv(AgentEnv):
 
     Options = OsworldOptions
     options: OsworldOptions
-    shared: Backend
+    shared: Shared
     scripted = staticmethod(solve)
-    rubric = Rubric(deadline_s=SCORING_S)
+    rubric = Rubric(deadline_s=_RUBRIC_S)
 
     def __init__(self, **arguments: Any) -> None:
         super().__init__(**arguments)
@@ -81,8 +95,8 @@ class OSWorldEnv(AgentEnv):
     @classmethod
     def open_shared(
         cls, options: OsworldOptions, sandboxes: SandboxPool | None
-    ) -> AbstractAsyncContextManager[Backend]:
-        return _backend(options, sandboxes)
+    ) -> AbstractAsyncContextManager[Shared]:
+        return _shared(options, sandboxes)
 
     @classmethod
     def load_taskset(cls, options: OsworldOptions) -> Taskset:
@@ -90,8 +104,8 @@ class OSWorldEnv(AgentEnv):
 
     @classmethod
     def longest_step_s(cls, options: OsworldOptions) -> float:
-        """The last one, which is scored."""
-        return SCORING_S
+        """The last one, which acts and is scored."""
+        return ACT_S + options.pause_s + LOOK_S + _RUBRIC_S
 
     @classmethod
     def self_test(cls, tasks: Taskset, scratch: Path) -> Iterable[Case]:
@@ -103,14 +117,15 @@ class OSWorldEnv(AgentEnv):
         if self.options.record:
             self._record = Record(Path(self.options.record), task, self.options)
         with _stage("create", acted=False):
-            machine = await self._machines.enter_async_context(self.shared.machine())
+            machine = await self._machines.enter_async_context(self.shared.backend.machine())
         with _stage("setup", acted=False):
             return await self._set_out(task, machine)
 
     async def _set_out(self, task: Task, machine: Machine) -> Observation:
         folder = self._machines.enter_context(tempfile.TemporaryDirectory(prefix="rz-osworld-"))
         downloads = Path(self.options.downloads) if self.options.downloads else None
-        self._place = Place(machine=machine, folder=Path(folder), downloads=downloads)
+        judge = self.shared.judge
+        self._place = Place(machine=machine, folder=Path(folder), judge=judge, downloads=downloads)
         self._pointer, self._malformed = (machine.width // 2, machine.height // 2), 0
         await run_steps(published(task).config, self._place)
         await asyncio.sleep(self.options.pause_s)
@@ -131,7 +146,8 @@ class OSWorldEnv(AgentEnv):
 
     async def reply(self, text: str) -> Observation | str | None:
         with _stage("step"):
-            return await self._acted(text)
+            async with patience(ACT_S + self.options.pause_s, self._here.machine, "the action"):
+                return await self._acted(text)
 
     async def _acted(self, text: str) -> Observation | str | None:
         machine = self._here.machine
@@ -216,7 +232,8 @@ class OSWorldEnv(AgentEnv):
         """The task's own score."""
         last = episode.state.get("last_action")
         with _stage("grading"):
-            verdict = await evaluate(published(task), self._here, last_action=last, run_steps=run_steps)
+            async with patience(SCORING_S, self._here.machine, "the evaluation"):
+                verdict = await evaluate(published(task), self._here, last_action=last, run_steps=run_steps)
         self.state["verdict"] = verdict.as_info()
         return verdict.score
 
@@ -248,13 +265,15 @@ def _stage(name: str, *, acted: bool = True) -> Iterator[None]:
 
 
 @asynccontextmanager
-async def _backend(options: OsworldOptions, sandboxes: SandboxPool | None) -> AsyncIterator[Backend]:
+async def _shared(options: OsworldOptions, sandboxes: SandboxPool | None) -> AsyncIterator[Shared]:
     async with AsyncExitStack() as stack:
+        judge = Judge()
+        stack.push_async_callback(judge.aclose)
         if options.backend == "http":
-            yield HttpBackend(options.servers, options.revert, options.password)
+            yield Shared(HttpBackend(options.servers, options.revert, options.password), judge)
             return
         # A pool that was given belongs to the run; its own is closed with the environment.
         pool = sandboxes
         if pool is None:
             pool = await stack.enter_async_context(SandboxPool.of(_DESKTOPS))
-        yield DesktopBackend(pool, options.screen)
+        yield Shared(DesktopBackend(pool, options.screen), judge)

@@ -15,22 +15,22 @@ Waits: the episode's end for this; this for one check after the other.
 
 from __future__ import annotations
 
-import asyncio
+import math
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from ...errors import RzError
+from ...errors import EnvironmentBug
 from ..failure import InfraFailure
 from .getters import GETTERS, Place
-from .metrics import METRICS
+from .judge import NotJudged
+from .metrics import METRICS, metric_score
 from .metrics.reading import Unreadable
 from .placeholders import fill
 from .task_file import Check, Conjunction, Get, OsworldTask, Step
 
 RunSteps = Callable[[Sequence[Step], Place], Awaitable[None]]
 FAIL = "FAIL"
-METRIC_DEADLINE_S = 120.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,33 +96,28 @@ def conjoined(conjunction: Conjunction, scores: Sequence[float]) -> float:
 
 
 async def _scored(check: Check, place: Place) -> Scored:
-    metric = METRICS[check.metric]
+    module, values = METRICS[check.metric].__module__, list[Any]()
     try:
-        values = [await _got(check.result, place)]
+        values.append(await _got(check.result, place))
         if check.expected is not None:
             values.append(await _got(check.expected, place))
+        options = fill(check.options, place.machine)
+        score: float = await place.judge.call(metric_score, module, check.metric, values, dict(options))
     except FileNotFoundError as error:
         return Scored(check.metric, 0.0, f"there is no such file: {error}")
-    options = fill(check.options, place.machine)
-    try:
-        score = await asyncio.wait_for(asyncio.to_thread(metric, *values, **options), METRIC_DEADLINE_S)
-    except RzError:
-        raise
     except Unreadable as error:
-        if (
-            check.expected is not None
-            and check.expected.type == "cloud_file"
-            and error.path in _paths(values[1])
-        ):
+        ours = check.expected is not None and check.expected.type == "cloud_file"
+        if ours and error.path in _paths(values[-1]):
             raise InfraFailure(f"the expected file cannot be read: {error}") from error
         return Scored(check.metric, 0.0, f"cannot be read: {error}")
-    except (
-        Exception
-    ) as error:  # the agent chose what the metric met: no file may end a run, or mask an episode
-        return Scored(check.metric, 0.0, f"cannot be compared: {type(error).__name__}: {error}")
+    except NotJudged as error:  # the agent chose what was met: no file may end a run, or mask an episode
+        return Scored(check.metric, 0.0, f"cannot be compared: {error}")
+    if math.isnan(score):  # of what the agent made; no metric means to say so
+        return Scored(check.metric, 0.0, "cannot be compared: the metric gave nan")
     if not 0.0 <= score <= 1.0:
-        raise InfraFailure(f"metric {check.metric} gave {score}, which is no score from 0 to 1")
-    return Scored(check.metric, float(score))
+        remedy = f"Mend {check.metric} in {module}, or scale what it gives."
+        raise EnvironmentBug(f"metric {check.metric} gave {score}, which is no score from 0 to 1\n  {remedy}")
+    return Scored(check.metric, score)
 
 
 async def _got(get: Get, place: Place) -> Any:

@@ -7,7 +7,7 @@ from xml.etree import ElementTree
 
 from ..message import Observation, pictured
 from .backends.tree import COMPONENT, STATE
-from .machine import Machine
+from .machine import Hindered, Machine
 from .options import OsworldOptions
 
 
@@ -16,7 +16,11 @@ async def look(machine: Machine, options: OsworldOptions, text: str) -> Observat
     png = await machine.screenshot()
     if options.accessibility_tree:
         tree = await machine.accessibility_tree()
-        text = f"{text}\n\n{await asyncio.to_thread(in_words, tree, options.tree_chars)}"
+        try:
+            words = await asyncio.to_thread(in_words, tree, options.tree_chars)
+        except ElementTree.ParseError as error:
+            raise Hindered(f"its accessibility tree is no XML: {error}", provider="machine") from error
+        text = f"{text}\n\n{words}"
     return pictured("user", text, png)
 
 

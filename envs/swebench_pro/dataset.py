@@ -56,7 +56,7 @@ def _task(row: dict[str, Any], *, where: str, path: Path, options: SWEBenchProOp
             "scripts": str(Path(options.scripts) if options.scripts else path.parent / "run_scripts"),
         },
         image=instance.image(options.images),
-        deadlines=Deadlines(setup_s=options.setup_s, tool_s=options.command_s + 60),
+        deadlines=Deadlines(setup_s=options.setup_s, tool_s=options.turn_s),
     )
 
 

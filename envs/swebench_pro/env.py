@@ -97,8 +97,8 @@ class SWEBenchProEnv(AgentEnv):
 
     @classmethod
     def longest_step_s(cls, options: SWEBenchProOptions) -> float:
-        """The last one: it holds the grading."""
-        return longest_s(options)
+        """The last one: it may hold a turn's tools, and holds the grading."""
+        return options.turn_s + longest_s(options)
 
     @classmethod
     def self_test(cls, tasks: Taskset, scratch: Path) -> list[Case]:

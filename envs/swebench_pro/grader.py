@@ -1,14 +1,15 @@
 """Grades a patch in a fresh sandbox, from trusted files, as the published harness does; and fails unlike it.
 
-    fresh sandbox -> base commit -> patch -> test files checked out -> scrubbed -> run_script.sh -> parser.py
+    fresh sandbox -> base commit -> patch -> test files checked out -> scrubbed -> run_script.sh
+    fresh sandbox -> parser.py on what that printed
 
 Invariants: nothing of where the policy acted is there but its patch. When its code first runs, the later
 history is gone from the repository: a patch cannot fetch the solution it is measured by. What it prints
-cannot be taken back (the log is a pipe, no file), and the parser runs after all that it started has ended.
+cannot be taken back (the log is a pipe, no file), and is parsed in a sandbox where its code never ran.
 A verdict is about the patch: one that does not apply, tests that run too long or flood their log, a log that
 the parser cannot read, have failed. What goes wrong before the policy's code runs, and a sandbox that is lost
 at any time, raises (`InfraFailure`, `SandboxError`); so does a parser that cannot even read an empty log.
-Waits: a grading for its own sandbox; for one of `max_live` places, while it holds none.
+Waits: a grading for its own sandboxes; for one of `max_live` places, while it holds none.
 """
 
 from __future__ import annotations
@@ -17,10 +18,9 @@ import json
 import re
 import secrets
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-from ...sandboxes.errors import CreateError, FileError
 from ...sandboxes.exec_result import ExecResult
 from ...sandboxes.pool import SandboxPool
 from ...sandboxes.sandbox import Sandbox
@@ -32,17 +32,17 @@ from .repository import Repositories
 from .room import room
 from .scripts import Scripts
 from .tree import ENVIRONMENT, Tree
-from .verdict import missing, statuses
+from .verdict import missing
 
 _LOG_BYTES = 64 << 20
 _PARSE_S = 300.0
 _SAID = 1000  # characters
-_PARSE = Path(__file__).with_name("parse_logs.py")
+_PARSE, _VERDICT = (Path(__file__).with_name(name) for name in ("parse_logs.py", "verdict.py"))
 
 
 def longest_s(options: SWEBenchProOptions) -> float:
-    """Seconds of a grading by its own deadlines: a sandbox, the tests, two runs of the parser."""
-    return options.setup_s + options.tests_s + 2 * _PARSE_S
+    """Seconds of a grading by its own deadlines: what was changed, a sandbox, the tests, the parser twice."""
+    return 2 * options.setup_s + options.tests_s + 2 * _PARSE_S
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -101,7 +101,7 @@ class Grader:
         resources: Resources,
     ) -> Grade:
         """The verdict on a patch."""
-        return Grade.of(instance, await self.run(instance, scripts, patch, resources))
+        return Grade.of(instance, await self.run(instance, scripts, patch, resources, tests=instance.tests))
 
     async def run(
         self,
@@ -109,8 +109,13 @@ class Grader:
         scripts: Scripts,
         patch: str,
         resources: Resources,
+        *,
+        tests: frozenset[str] | None = None,
     ) -> Run:
-        """Run the tests under a patch; "" is the base commit itself."""
+        """Run the tests under a patch; "" is the base commit itself.
+
+        tests   those whose statuses are asked for; None: all that are seen
+        """
         pack = await self._pack(instance)
         spec = room(self._sandboxes.spec, instance, self._options, resources)
         sandbox = await self._sandboxes.lease(spec)
@@ -127,11 +132,17 @@ class Grader:
             await tree.checkout(instance.checkout_tests)
             await tree.scrub()
             ran = await self._tests(tree, instance, scripts)
-            if ran.timed_out:
-                return Run(applied=True, why=f"the tests did not end within {self._options.tests_s:g} s")
-            if ran.flooded or ran.truncated:
-                return Run(applied=True, why=f"the tests wrote more than {_LOG_BYTES >> 20} MiB")
-            return await self._parsed(sandbox, scripts, _text(ran.stdout), _text(ran.stderr))
+        finally:
+            await sandbox.close()
+        if ran.timed_out:
+            return Run(applied=True, why=f"the tests did not end within {self._options.tests_s:g} s")
+        if ran.flooded or ran.truncated:
+            return Run(applied=True, why=f"the tests wrote more than {_LOG_BYTES >> 20} MiB")
+        # Not where the tests ran: their code may have left its own python3 there, or none.
+        sandbox = await self._sandboxes.lease(replace(spec, owned=()))
+        try:
+            reading = _Reading(sandbox, scripts, self._options.python, tests)
+            return await _parsed(reading, _text(ran.stdout), _text(ran.stderr))
         finally:
             await sandbox.close()
 
@@ -155,35 +166,46 @@ class Grader:
             output_limit=_LOG_BYTES,
         )
 
-    async def _parsed(self, sandbox: Sandbox, scripts: Scripts, stdout: str, stderr: str) -> Run:
-        try:
-            parsed = await self._parse(sandbox, scripts, stdout, stderr)
-            if parsed.exit_code == 0:
-                found = json.loads(parsed.stdout)
-                pairs = [(name, status) for name, status in (*found["reported"], *found["seen"])]
-                log = f"{stdout}\n{stderr}"
-                return Run(applied=True, statuses=statuses(pairs, log), said=log.strip()[-_SAID:])
-            empty = await self._parse(sandbox, scripts, "", "")
-        except (FileError, CreateError) as error:  # the sandbox lives: its files are what the tests left
-            return Run(applied=True, why=f"the tests left a sandbox in which no log can be read: {error}")
-        if empty.exit_code:
-            raise InfraFailure(f"the instance's parser does not run: {_last(empty)}")
-        return Run(applied=True, why=f"the log of the tests cannot be read: {_last(parsed)}")
 
-    async def _parse(self, sandbox: Sandbox, scripts: Scripts, stdout: str, stderr: str) -> ExecResult:
+@dataclass(frozen=True, slots=True)
+class _Reading:
+    """How the logs of an instance are read."""
+
+    sandbox: Sandbox
+    scripts: Scripts
+    python: str
+    tests: frozenset[str] | None
+
+    async def of(self, stdout: str, stderr: str) -> ExecResult:
+        """What `parse_logs.py` says of them."""
         files = {
-            "parser.py": scripts.parser,
             "parse_logs.py": _PARSE.read_text(encoding="utf-8"),
+            "verdict.py": _VERDICT.read_text(encoding="utf-8"),
+            "parser.py": self.scripts.parser,
+            "wanted.json": json.dumps(None if self.tests is None else sorted(self.tests)),
             "stdout.log": stdout,
             "stderr.log": stderr,
         }
-        folder = await _filled(sandbox, files)
-        names = ("parse_logs.py", "parser.py", "stdout.log", "stderr.log", "output.json")
-        return await sandbox.exec(
-            [self._options.python, "-I", *(f"{folder}/{name}" for name in names)],
+        folder = await _filled(self.sandbox, files)
+        return await self.sandbox.exec(
+            [self.python, "-I", *(f"{folder}/{name}" for name in (*files, "output.json"))],
             timeout_s=_PARSE_S,
             output_limit=_LOG_BYTES,
         )
+
+
+async def _parsed(reading: _Reading, stdout: str, stderr: str) -> Run:
+    parsed = await reading.of(stdout, stderr)
+    if _ended_well(parsed):
+        said = f"{stdout[-_SAID:]}\n{stderr[-_SAID:]}".strip()[-_SAID:]
+        return Run(applied=True, statuses=json.loads(parsed.stdout), said=said)
+    if not _ended_well(empty := await reading.of("", "")):
+        raise InfraFailure(f"the instance's parser does not run: {_last(empty)}")
+    return Run(applied=True, why=f"the log of the tests cannot be read: {_last(parsed)}")
+
+
+def _ended_well(done: ExecResult) -> bool:
+    return done.exit_code == 0 and not (done.timed_out or done.truncated or done.flooded)
 
 
 async def _filled(sandbox: Sandbox, files: Mapping[str, str]) -> str:

@@ -23,7 +23,7 @@ class SWEBenchProOptions(EnvOptions):
     images         repository of the published images
     repo_path      where the repository is in a published image
     python         the interpreter inside that runs an instance's parser
-    command_s      wall seconds of one bash command
+    command_s      wall seconds of one bash command; all calls of a turn have three times as long
     setup_s        to make a sandbox, fill it and scrub the repository; past it the episode is masked
     tests_s        of the tests of one grading; past it they have failed
     output_chars   of a command's output that the policy sees: head and tail
@@ -41,3 +41,8 @@ class SWEBenchProOptions(EnvOptions):
     tests_s: float = Field(default=1800.0, gt=0)
     output_chars: int = Field(default=10_000, ge=200)
     system_prompt: str | None = SYSTEM_PROMPT
+
+    @property
+    def turn_s(self) -> float:
+        """Wall seconds of all tool calls of one turn."""
+        return 3 * self.command_s

@@ -1,9 +1,11 @@
-"""Runs in the grading sandbox once the tests have ended: an instance's own parser, and what it saw.
+"""Runs in a sandbox of its own once the tests have ended: an instance's parser, and the verdict on its list.
 
-    python3 -I parse_logs.py parser.py stdout.log stderr.log output.json -> {"reported": [...], "seen": [...]}
+    python3 -I parse_logs.py verdict.py parser.py wanted.json stdout.log stderr.log output.json
+    -> {test: status}
 
-Most parsers keep one status for each name; `seen` is the list before that, so a test with two is noticed.
-Standard library only.
+wanted.json lists the tests that are asked for; null: all that are seen. Most parsers keep one status for each
+name; `seen` is the list before that, so a test with two is noticed. All that reads a log runs here, where it
+has a deadline and bounded memory, for the policy's code has written it. Standard library only.
 """
 
 from __future__ import annotations
@@ -36,21 +38,35 @@ def seen(parser: str, logs: list[str]) -> list[list[str]]:
         return []
 
 
+def verdict(module: str, parser: str, wanted: str, stdout: str, stderr: str, output: str) -> dict[str, str]:
+    """The status of each wanted test."""
+    logs, names = [stdout, stderr], json.loads(_read(wanted))
+    pairs = [*reported(parser, logs, output), *seen(parser, logs)]
+    found: dict[str, str] = _loaded("verdict", module).statuses(pairs, "\n".join(map(_read, logs)))
+    return found if names is None else {name: found[name] for name in names if name in found}
+
+
 def _found(parser: str, logs: list[str]) -> list[list[str]]:
-    texts = []
-    for log in logs:
-        with open(log) as file:
-            texts.append(file.read())
-    spec = importlib.util.spec_from_file_location("instance_parser", parser)
-    assert spec is not None
-    assert spec.loader is not None
-    module: Any = importlib.util.module_from_spec(spec)
-    sys.modules[spec.name] = module  # where dataclasses look for it
+    texts = [_read(log) for log in logs]
     with contextlib.redirect_stdout(io.StringIO()):
-        spec.loader.exec_module(module)
+        module = _loaded("instance_parser", parser)
         return [[str(test.name), str(test.status.name)] for test in module.parse_test_output(*texts)]
 
 
+def _read(path: str) -> str:
+    with open(path) as file:
+        return file.read()
+
+
+def _loaded(name: str, path: str) -> Any:
+    spec = importlib.util.spec_from_file_location(name, path)
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[name] = module  # where dataclasses look for it
+    spec.loader.exec_module(module)
+    return module
+
+
 if __name__ == "__main__":
-    _, parser, *logs, output = sys.argv
-    print(json.dumps({"reported": reported(parser, logs, output), "seen": seen(parser, logs)}))
+    print(json.dumps(verdict(*sys.argv[1:])))

@@ -4,8 +4,11 @@
     HttpMachine   /screenshot /accessibility /file /execute /setup/... of one of them
 
 Invariants: a request that acts is sent once, never again: a click that arrived and whose answer was lost
-would be made twice. What only looks is tried again. A server that does not answer is a `CallTimeout`, one
-that is gone `Died`; both mask the episode. One that answers that it cannot is `Hindered`.
+would be made twice. What only looks is tried again. A server that is gone, or that a gateway does not reach,
+has `Died`, one that answers nothing any more is a `CallTimeout`; both mask the episode. One that answers that
+it cannot, also to a look, and one that is stuck in a request and still shows its screen, is `Hindered`: it
+runs, it has shown its screen before the episode began, and what it lacks since (the X server, room on its
+disk) is within reach of the policy's programs and of nobody else's.
 Waits: an episode for a free machine, and for its server to be up.
 """
 
@@ -17,8 +20,9 @@ from collections.abc import AsyncIterator, Awaitable, Sequence
 from contextlib import asynccontextmanager
 
 from ....errors import ConfigError
-from ....sandboxes.errors import CreateError, SandboxError
+from ....sandboxes.errors import CallTimeout, CreateError, SandboxError
 from ..machine import Executed, Hindered, InputEvent
+from ..patience import shows_its_screen
 from .pyautogui_text import program
 from .wire import Wire, WireFault, parsed
 
@@ -27,6 +31,7 @@ READY_S = 300.0  # for a machine to be up after it was reverted
 REVERT_S = 600.0
 LOOK_S = 60.0
 GRACE_S = 15.0
+MAX_TREE = 8 << 20  # characters
 
 
 class HttpBackend:
@@ -104,8 +109,11 @@ class HttpMachine:
         """Run a program to its end; the server itself stops it after 120 s."""
         request = {"command": command if isinstance(command, str) else list(command), "shell": shell}
         try:
-            answer = parsed(await self._wire.post("/execute", request, timeout_s=timeout_s + GRACE_S))
+            asked = self._wire.post("/execute", request, timeout_s=timeout_s + GRACE_S)
+            answer = parsed(await self._answered(asked))
         except WireFault as fault:
+            if not fault.told:
+                raise self._hindered(fault) from fault
             # its answer to a command that it could not start, or that ran too long
             return Executed("", self._explained(fault), 124 if "timed out" in fault.body else 127)
         return Executed(answer.get("output") or "", answer.get("error") or "", answer.get("returncode", 0))
@@ -114,14 +122,15 @@ class HttpMachine:
         """Start a program."""
         request = {"command": command if isinstance(command, str) else list(command), "shell": shell}
         try:
-            await self._wire.post("/setup/launch", request, timeout_s=LOOK_S)
+            await self._answered(self._wire.post("/setup/launch", request, timeout_s=LOOK_S))
         except WireFault as fault:
             raise self._hindered(fault) from fault
 
     async def read(self, path: str) -> bytes:
         """A file's content."""
         try:
-            return await self._wire.form("/file", {"file_path": self._whole(path)}, timeout_s=LOOK_S)
+            asked = self._wire.form("/file", {"file_path": self._whole(path)}, timeout_s=LOOK_S)
+            return await self._answered(asked)
         except WireFault as fault:
             raise FileNotFoundError(f"{path}: {self._explained(fault)}") from fault
 
@@ -132,12 +141,17 @@ class HttpMachine:
 
     async def screenshot(self) -> bytes:
         """The screen as PNG."""
-        return await self._done(self._wire.get("/screenshot", timeout_s=LOOK_S))
+        try:
+            return await self._wire.get("/screenshot", timeout_s=LOOK_S)
+        except WireFault as fault:
+            raise self._hindered(fault) from fault
 
     async def accessibility_tree(self) -> str:
         """As the server says it."""
         tree = parsed(await self._done(self._wire.get("/accessibility", timeout_s=LOOK_S)))
-        return str(tree["AT"])
+        if len(found := str(tree.get("AT", ""))) > MAX_TREE:
+            raise Hindered(f"its accessibility tree has {len(found)} characters", provider="http")
+        return found
 
     async def window_titles(self) -> list[str]:
         """Of all windows, as wmctrl lists them: id, desktop, host, title."""
@@ -155,7 +169,7 @@ class HttpMachine:
     async def _window(self, endpoint: str, name: str, strict: bool, by_class: bool) -> bool:
         request = {"window_name": name, "strict": strict, "by_class": by_class}
         try:
-            await self._wire.post(endpoint, request, timeout_s=LOOK_S)
+            await self._answered(self._wire.post(endpoint, request, timeout_s=LOOK_S))
         except WireFault:
             return False
         return True
@@ -163,8 +177,8 @@ class HttpMachine:
     async def window_size(self, window_class: str) -> tuple[int, int]:
         """Of the first window of a class."""
         try:
-            answer = await self._wire.form("/window_size", {"app_class_name": window_class}, timeout_s=LOOK_S)
-            size = parsed(answer)
+            asked = self._wire.form("/window_size", {"app_class_name": window_class}, timeout_s=LOOK_S)
+            size = parsed(await self._answered(asked))
         except WireFault:
             size = {}
         if not {"width", "height"} <= set(size):
@@ -181,10 +195,17 @@ class HttpMachine:
 
     async def _done(self, answer: Awaitable[bytes]) -> bytes:
         try:
-            done = await answer
+            return await self._answered(answer)
         except WireFault as fault:
             raise self._hindered(fault) from fault
-        return done
+
+    async def _answered(self, answer: Awaitable[bytes]) -> bytes:
+        try:
+            return await answer
+        except CallTimeout as late:
+            if await shows_its_screen(self):
+                raise Hindered(f"{late}, and it still shows its screen", provider="http") from late
+            raise
 
     def _hindered(self, fault: WireFault) -> Hindered:
         return Hindered(self._explained(fault), provider="http")

@@ -1,32 +1,47 @@
 """Requests to OSWorld's server, with the standard library, in threads.
 
-Invariant: only `get` tries again; every other request is sent exactly once.
+Invariants: only `get` tries again; every other request is sent exactly once. A request and its thread are
+over by the deadline, however slowly an answer comes, and an answer is at most MAX_ANSWER. No request waits
+for another's thread.
 """
 
 from __future__ import annotations
 
 import asyncio
 import json
+import time
 import urllib.error
 import urllib.request
 from collections.abc import Mapping
-from http.client import HTTPException
+from http.client import HTTPException, IncompleteRead
 from typing import Any
 from urllib.parse import urlencode
 from uuid import uuid4
 
 from ....sandboxes.errors import CallTimeout, Died
+from ...threads import Threads
 
 TRIES = 3
 PAUSE_S = 0.5
+MAX_ANSWER = 256 << 20  # bytes; a file of the policy's may be sparse and of any size
+MAX_SAID = 1 << 16
+GATEWAY = (502, 503, 504)
 
 
 class WireFault(Exception):
-    """The server answered, and not well: `status`, and what it said."""
+    """The server answered, and not well: `status`, and what it said; 413 for an answer over MAX_ANSWER."""
 
     def __init__(self, url: str, status: int, body: str) -> None:
         super().__init__(f"{url} answered {status}")
         self.status, self.body = status, body
+
+    @property
+    def told(self) -> bool:
+        """Whether the server says in its own words, a JSON object, what it could not do."""
+        try:
+            return isinstance(json.loads(self.body), dict)
+        except (ValueError, RecursionError):
+            return False
 
 
 def lost(message: str) -> Died:
@@ -38,7 +53,7 @@ def parsed(body: bytes) -> dict[str, Any]:
     """The JSON object of an answer. Died where it is none."""
     try:
         value = json.loads(body)
-    except ValueError:
+    except (ValueError, RecursionError):
         value = None
     if not isinstance(value, dict):
         raise lost(f"it does not answer as OSWorld's server does: {body[:200]!r}")
@@ -49,17 +64,17 @@ class Wire:
     """One server, `http://host:5000`."""
 
     def __init__(self, server: str) -> None:
-        self._server = server.rstrip("/")
+        self._server, self._threads = server.rstrip("/"), Threads()
         # a machine of ours is never behind the proxy of the harness's own surroundings
         self._opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
 
     async def get(self, path: str, *, timeout_s: float) -> bytes:
-        """A look; once more where the connection failed."""
+        """A look; once more where the connection or the server failed."""
         request = urllib.request.Request(self._server + path)
         for _ in range(TRIES - 1):
             try:
                 return await self._send(request, timeout_s)
-            except Died:
+            except (Died, WireFault):
                 await asyncio.sleep(PAUSE_S)
         return await self._send(request, timeout_s)
 
@@ -92,10 +107,13 @@ class Wire:
         url = request.full_url
         try:
             async with asyncio.timeout(timeout_s):
-                return await asyncio.to_thread(self._answer, request, timeout_s)
+                return await asyncio.wrap_future(self._threads.started(self._answer, request, timeout_s))
         except urllib.error.HTTPError as error:
             with error:
-                raise WireFault(url, error.code, error.read().decode(errors="replace")) from error
+                said = error.read(MAX_SAID).decode(errors="replace")
+            if error.code in GATEWAY:  # said by what stands before the machine, and does not reach it
+                raise lost(f"{url} answered {error.code}: {said[:200]}") from error
+            raise WireFault(url, error.code, said) from error
         except TimeoutError:
             message = f"{url} did not answer in {timeout_s:g} s"
             raise CallTimeout(message, provider="http") from None
@@ -106,6 +124,14 @@ class Wire:
             raise lost(f"{url}: {error}") from error
 
     def _answer(self, request: urllib.request.Request, timeout_s: float) -> bytes:
+        until, body = time.monotonic() + timeout_s, bytearray()
         with self._opener.open(request, timeout=timeout_s) as response:
-            body: bytes = response.read()
-            return body
+            while piece := response.read1(1 << 20):
+                body += piece
+                if len(body) > MAX_ANSWER:
+                    raise WireFault(request.full_url, 413, f"more than {MAX_ANSWER >> 20} MiB")
+                if time.monotonic() > until:
+                    raise TimeoutError
+            if response.length:
+                raise IncompleteRead(bytes(body[:200]), response.length)
+            return bytes(body)

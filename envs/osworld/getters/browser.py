@@ -9,6 +9,7 @@ import json
 import sqlite3
 from collections.abc import Callable, Mapping
 from contextlib import closing
+from pathlib import Path
 from typing import Any
 
 from ..machine import Machine
@@ -29,11 +30,20 @@ async def profile_file(machine: Machine, name: str) -> bytes:
     raise FileNotFoundError(f"no browser profile has {name}")
 
 
-async def profile_json(machine: Machine, name: str) -> Settings:
-    """The settings in such a file; empty where it is missing or no JSON object."""
+async def profile_copy(place: Place, name: str, copy: str) -> str:
+    """The path of a copy of such a file; an empty one where it is missing."""
     try:
-        settings = json.loads(await profile_file(machine, name))
-    except (FileNotFoundError, ValueError):
+        content = await profile_file(place.machine, name)
+    except FileNotFoundError:
+        content = b""
+    return place.keep(copy, content)
+
+
+def settings_of(path: str) -> Settings:
+    """The settings in such a file; empty where it is no JSON object."""
+    try:
+        settings = json.loads(Path(path).read_bytes())
+    except (ValueError, RecursionError):
         return {}
     return settings if isinstance(settings, dict) else {}
 
@@ -94,40 +104,58 @@ LOCAL_STATE: dict[str, Callable[[Settings], Any]] = {
 }
 
 
-def _add(name: str, file: str, read: Callable[[Settings], Any]) -> None:
+def setting(name: str, path: str) -> Any:
+    """What the getter of that name reads in such a file."""
+    return {**PREFERENCES, **LOCAL_STATE}[name](settings_of(path))
+
+
+def _add(name: str, file: str) -> None:
     @GETTERS.add(name)
-    async def setting(place: Place, config: Mapping[str, Any]) -> Any:
-        return read(await profile_json(place.machine, file))
+    async def read(place: Place, config: Mapping[str, Any]) -> Any:
+        return await place.judge.call(setting, name, await profile_copy(place, file, "profile.json"))
 
 
-for _name, _read in PREFERENCES.items():
-    _add(_name, "Default/Preferences", _read)
-for _name, _read in LOCAL_STATE.items():
-    _add(_name, "Local State", _read)
+for _name in PREFERENCES:
+    _add(_name, "Default/Preferences")
+for _name in LOCAL_STATE:
+    _add(_name, "Local State")
 
 
 @GETTERS.add("bookmarks")
 async def bookmarks(place: Place, config: Mapping[str, Any]) -> Settings:
     """The roots of the bookmarks: `bookmark_bar` and its siblings."""
-    return _below(await profile_json(place.machine, "Default/Bookmarks"), "roots")
+    path = await profile_copy(place, "Default/Bookmarks", "bookmarks.json")
+    found: Settings = await place.judge.call(bookmark_roots, path)
+    return found
+
+
+def bookmark_roots(path: str) -> Settings:
+    """See `bookmarks`."""
+    return _below(settings_of(path), "roots")
 
 
 @GETTERS.add("history")
-async def history(place: Place, config: Mapping[str, Any]) -> list[tuple[Any, ...]]:
-    """(url, title, time) of every page in the history."""
+async def history(place: Place, config: Mapping[str, Any]) -> list[list[Any]]:
+    """[url, title, time] of every page in the history."""
     return await _rows(place, "History", str(config["dest"]), "SELECT url, title, last_visit_time FROM urls")
 
 
 @GETTERS.add("cookie_data")
-async def cookie_data(place: Place, config: Mapping[str, Any]) -> list[tuple[Any, ...]]:
+async def cookie_data(place: Place, config: Mapping[str, Any]) -> list[list[Any]]:
     """Every cookie's row, its host second."""
     return await _rows(place, "Cookies", str(config["dest"]), "SELECT * FROM cookies")
 
 
-async def _rows(place: Place, file: str, copy: str, query: str) -> list[tuple[Any, ...]]:
+async def _rows(place: Place, file: str, copy: str, query: str) -> list[list[Any]]:
     path = place.keep(copy, await profile_file(place.machine, f"Default/{file}"))
+    rows: list[list[Any]] = await place.judge.call(database_rows, path, query)
+    return rows
+
+
+def database_rows(path: str, query: str) -> list[list[Any]]:
+    """What a query finds; bytes as the text of their hexadecimal digits."""
     try:
-        with closing(sqlite3.connect(f"file:{path}?mode=ro", uri=True)) as database:
-            return list(database.execute(query))
+        with closing(sqlite3.connect(f"file:{path}?mode=ro&immutable=1", uri=True)) as database:
+            return [[v.hex() if isinstance(v, bytes) else v for v in row] for row in database.execute(query)]
     except sqlite3.DatabaseError as error:
-        raise FileNotFoundError(f"the browser's {file} is no database: {error}") from error
+        raise FileNotFoundError(f"the browser's {Path(path).name} is no database: {error}") from error

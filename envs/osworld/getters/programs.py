@@ -10,6 +10,8 @@ from typing import Any
 
 from .registry import GETTERS, Place
 
+MAX_LAUNCHERS, MAX_LAUNCHER = 200, 64 << 10  # those of a desktop, and the bytes of one
+
 
 @GETTERS.add("vlc_config")
 async def vlc_config(place: Place, config: Mapping[str, Any]) -> str:
@@ -28,5 +30,9 @@ async def gimp_config_file(place: Place, config: Mapping[str, Any]) -> str:
 async def shortcuts_on_desktop(place: Place, config: Mapping[str, Any]) -> dict[str, str]:
     """Name -> content of each launcher on the desktop."""
     listed = await place.machine.execute(["ls", "-1", f"{place.machine.home}/Desktop"])
-    names = [name for name in listed.stdout.splitlines() if name.endswith(".desktop")]
-    return {name: (await place.machine.read(f"Desktop/{name}")).decode(errors="replace") for name in names}
+    found: dict[str, str] = {}
+    for name in listed.stdout.splitlines():
+        if name.endswith(".desktop") and len(found) < MAX_LAUNCHERS:
+            content = await place.machine.read(f"Desktop/{name}")
+            found[name] = content[:MAX_LAUNCHER].decode(errors="replace")
+    return found

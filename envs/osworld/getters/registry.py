@@ -4,7 +4,8 @@
     async def vm_file(place: Place, config: Mapping[str, Any]) -> Any: ...
 
 A getter fetches one value that a metric compares: a text, a JSON value, or the path of a file that it has put
-into `place.folder`. Invariants: it never changes what is judged; FileNotFoundError means that the machine has
+into `place.folder`. Invariants: it never changes what is judged, and parses nothing of it here: `place.judge`
+does (`judge.py`); what it gives is made of JSON's values; FileNotFoundError means that the machine has
 no such file, which scores 0; what the machine itself did wrong is a `SandboxError` and masks the episode.
 """
 
@@ -15,6 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from ..judge import Judge
 from ..machine import Machine
 from ..registry import Registry
 
@@ -23,12 +25,14 @@ from ..registry import Registry
 class Place:
     """Where a getter looks and where it puts files.
 
+    judge       reads and compares what the policy made
     folder      this episode's own; steps whose output is kept write here too (`cache_file`)
     downloads   the web files that somebody fetched before (`downloads.py`); None: there are none
     """
 
     machine: Machine
     folder: Path
+    judge: Judge
     downloads: Path | None = None
 
     def keep(self, name: str, content: bytes) -> str:

@@ -38,8 +38,13 @@ async def accessibility_tree(place: Place, config: Mapping[str, Any]) -> str:
 @GETTERS.add("vm_terminal_output")
 async def vm_terminal_output(place: Place, config: Mapping[str, Any]) -> str | None:
     """The text in the terminal that has the focus, or in the last one; None where there is no terminal."""
-    tree = ElementTree.fromstring(await place.machine.accessibility_tree())
-    terminals = list(tree.iter("terminal"))
+    text: str | None = await place.judge.call(terminal_text, await place.machine.accessibility_tree())
+    return text
+
+
+def terminal_text(tree: str) -> str | None:
+    """See `vm_terminal_output`."""
+    terminals = list(ElementTree.fromstring(tree).iter("terminal"))
     focused = [terminal for terminal in terminals if terminal.get(FOCUSED) == "true"]
     shown = (focused or terminals)[-1:]
     return (shown[0].text or "").rstrip() if shown else None
@@ -48,11 +53,16 @@ async def vm_terminal_output(place: Place, config: Mapping[str, Any]) -> str | N
 @GETTERS.add("active_url_from_accessTree")
 async def active_url(place: Place, config: Mapping[str, Any]) -> str | None:
     """What the browser's address bar says, behind `goto_prefix`; None where no browser shows an address."""
-    tree = ElementTree.fromstring(await place.machine.accessibility_tree())
-    for browser in tree.iter("application"):
+    address: str | None = await place.judge.call(address_text, await place.machine.accessibility_tree())
+    return f"{config.get('goto_prefix', 'https://')}{address}" if address else None
+
+
+def address_text(tree: str) -> str | None:
+    """The first browser's address."""
+    for browser in ElementTree.fromstring(tree).iter("application"):
         if browser.get("name") not in BROWSERS:
             continue
         for entry in browser.iter("entry"):
             if entry.get("name") == "Address and search bar" and entry.text:
-                return f"{config.get('goto_prefix', 'https://')}{entry.text}"
+                return entry.text
     return None

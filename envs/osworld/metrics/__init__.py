@@ -6,9 +6,9 @@ What they need is the extra `osworld`.
 from importlib import import_module
 
 from ....errors import ConfigError
-from .registry import METRICS, Metric
+from .registry import METRICS, Metric, metric_score
 
-__all__ = ["METRICS", "Metric"]
+__all__ = ["METRICS", "Metric", "metric_score"]
 
 _MODULES = "browser desktop documents images json_values pdf plain settings slide_comparison slides table"
 try:

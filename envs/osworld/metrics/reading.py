@@ -19,7 +19,7 @@ class Unreadable(ValueError):
     """A file is not what its metric compares. `path` says which, for the right answer must be readable."""
 
     def __init__(self, path: str, why: str) -> None:
-        self.path = path
+        self.path, self.why = path, why
         super().__init__(f"{Path(path).name}: {why}")
 
 

@@ -18,6 +18,7 @@ from rz_agent.envs.failure import InfraFailure
 from rz_agent.envs.hooks import Portal
 from rz_agent.envs.python_math.answers import LIMIT, equal_integers, last_boxed
 from rz_agent.envs.python_math.grader import Grader, _Worker
+from rz_agent.errors import ConfigError
 
 PAIRS = [
     json.loads(line)
@@ -116,6 +117,22 @@ def test_a_worker_killed_in_the_middle_is_no_verdict_but_another_try() -> None:
             return await grading
 
     assert asyncio.run(body()) is True
+
+
+def test_a_library_that_is_missing_is_an_error_of_the_run_and_masks_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "math_verify.py").write_text("raise ImportError('no antlr4 here')")
+    monkeypatch.syspath_prepend(tmp_path)  # a worker sees what this process sees
+
+    async def body() -> bool:
+        async with Grader(workers=1) as grader:
+            assert await grader.math("7", "7")  # plain integers need no library
+            return await grader.math("1/2", "0.5")
+
+    with pytest.raises(ConfigError, match="no antlr4 here") as refused:
+        asyncio.run(body())
+    assert refused.value.key == "math-verify"
 
 
 def test_a_grader_whose_workers_cannot_live_is_an_infrastructure_failure(

@@ -123,15 +123,16 @@ async def test_a_bomb_is_worth_0_and_nobody_waits_for_it(
     name, make, evaluator = BOMBS[what]
     make(Path(place.machine.home) / name)
     task = parse_task({"id": "t", "instruction": "Do it.", "evaluator": evaluator}, "os", "t.json")
-    began, beside = time.monotonic(), 0
+    began = last = time.monotonic()
     running = asyncio.create_task(evaluate(task, place, last_action="DONE", run_steps=run_steps))
+    longest = 0.0
     while not running.done():
         await asyncio.sleep(0.02)
-        beside += 1
+        longest, last = max(longest, time.monotonic() - last), time.monotonic()
     verdict = await running
     assert (verdict.score, SECRET in str(verdict)) == (0.0, False)
     assert time.monotonic() - began < 60
-    assert beside > 0.3 * (time.monotonic() - began) / 0.02  # the event loop went on
+    assert longest < 1.5  # the event loop went on
 
 
 async def test_a_profile_that_is_no_settings_is_one_that_was_never_written(place: Place) -> None:

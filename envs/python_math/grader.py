@@ -5,7 +5,8 @@
 
 Invariants: a verdict comes within `deadline_s` and a grace; an answer on which the comparison does not end is
 wrong; a worker that dies otherwise is replaced and its job tried once more, and a job that finds no living
-worker is an `InfraFailure` (the episode is masked), never a verdict. Worker starts do not count as grading.
+worker is an `InfraFailure` (the episode is masked), never a verdict; a library that is missing is an error of
+the run. Worker starts do not count as grading.
 Waits: a job for an idle worker; a thread for each worker reads its pipe, so no event loop is blocked, and one
 grader serves any number of loops.
 """
@@ -27,6 +28,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
+from ...errors import ConfigError
 from ..failure import InfraFailure
 from ..hooks import in_thread
 from .answers import equal_integers
@@ -119,7 +121,7 @@ class _Worker:
         self._stopped = False
 
     def start(self) -> None:
-        """Have a living, warm process; _Died where none can be had."""
+        """Have a living, warm process; _Died where none can be had, ConfigError without its libraries."""
         if self._process is not None and self._process.poll() is None:
             return
         self.bury()
@@ -131,7 +133,8 @@ class _Worker:
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=subprocess.DEVNULL,
-            env={"PATH": os.defpath, **threads},
+            # It imports what this process can: libraries need not lie where its interpreter looks.
+            env={"PATH": os.defpath, "PYTHONPATH": os.pathsep.join(filter(None, sys.path)), **threads},
             bufsize=0,
         )
         self._buffer = b""
@@ -170,9 +173,18 @@ class _Worker:
     def _warm(self, process: subprocess.Popen[bytes]) -> None:
         """Wait for a line that says that imports are done; their time is nobody's."""
         try:
-            self._read(process, _START_S)
+            said = json.loads(self._read(process, _START_S))
         except _TimedOut as error:
             raise _Died(f"it was not ready within {_START_S:g} s") from error
+        if "failed" in said:  # on every answer alike: no episode's bad luck
+            self.bury()
+            raise ConfigError(
+                source="grader",
+                key="math-verify",
+                value=None,
+                why=f"cannot be loaded: {said['failed']}",
+                remedy=f"Install the project's requirements for {sys.executable}.",
+            )
 
     def _read(self, process: subprocess.Popen[bytes], limit_s: float) -> bytes:
         """One line of the process's answer."""

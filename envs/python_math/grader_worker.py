@@ -2,8 +2,8 @@
 
     stdin    one JSON job a line: {"kind": "math", "gold", "answer", "deadline_s"}
              or {"kind": "reasoning_gym", "dataset", "entry", "answer", "deadline_s"}
-    stdout   {"ready": true} once warm; then for a job {"begun": true} as its deadline starts to run (after an
-             import it may need), and {"score": float}
+    stdout   {"ready": true} once warm, or {"failed": why} and the end; then for a job {"begun": true} as its
+             deadline starts to run (after an import it may need), and {"score": float}
 
 Run by its path as a program of its own, so it imports nothing of this package. It may hang or eat memory on
 a hostile answer, and is built to be killed: it kills itself by an alarm at the deadline of a job, its memory
@@ -196,7 +196,11 @@ def main() -> None:
     os.dup2(2, 1)  # what a library prints must not look like an answer
     resource.setrlimit(resource.RLIMIT_AS, (MEMORY_BYTES, MEMORY_BYTES))
     signal.signal(signal.SIGALRM, signal.SIG_DFL)
-    equivalent("\\frac{1}{2}x+(1,2)", "\\sqrt{3}x")  # the first parse builds the parser's tables
+    try:
+        equivalent("\\frac{1}{2}x+(1,2)", "\\sqrt{3}x")  # the first parse builds the parser's tables
+    except Exception as error:
+        answers.write(json.dumps({"failed": f"{type(error).__name__}: {error}"}).encode() + b"\n")
+        return
     answers.write(b'{"ready": true}\n')
     for line in jobs:
         job = json.loads(line)

@@ -85,7 +85,7 @@ def train(
         chosen, run_dir = chosen_recipe(env, recipe, overrides, sandbox), None
     if run_dir is not None and not dry_run and _is_finished(run_dir, chosen):
         return
-    _check(chosen)
+    _check(chosen, sandbox)
     if dry_run:
         typer.echo(chosen.toml(), nl=False)
         return
@@ -121,12 +121,12 @@ def _is_finished(run_dir: Path, recipe: Recipe) -> bool:
     return True
 
 
-def _check(recipe: Recipe) -> None:
+def _check(recipe: Recipe, sandbox: Path | None) -> None:
     """Refuse what could not start, before there is a folder; what the user's module prints is no recipe."""
     from .recipes.preflight import check
 
     with contextlib.redirect_stdout(sys.stderr):
-        check(recipe)
+        check(recipe, source="recipe" if sandbox is None else f"recipe with {sandbox}")
 
 
 def _train(recipe: Recipe, root: Path, run_dir: Path | None, *, named: bool) -> None:

@@ -17,13 +17,16 @@ from .model_source import check_model
 from .recipe import Recipe
 
 
-def check(recipe: Recipe) -> None:
-    """Raise ConfigError where the run could not start: environment, tasks, model, sandboxes."""
+def check(recipe: Recipe, *, source: str = "recipe") -> None:
+    """Raise ConfigError where the run could not start: environment, tasks, model, sandboxes.
+
+    source   where the recipe's sandboxes are described, for a person
+    """
     factory = envs.load(recipe.env.id, **recipe.env.options)
     _check_tasks(factory.taskset, recipe)
     _check_step(factory.longest_step_s, recipe)
     check_model(recipe.model)
-    make_provider(recipe.sandbox, source="recipe")
+    make_provider(recipe.sandbox, source=source)
 
 
 def _check_step(longest_s: float, recipe: Recipe) -> None:

@@ -3,11 +3,12 @@
 SandboxError
   blame "config"    Misconfigured, Unavailable, Unsupported          a person must change something
   blame "infra"     CreateError, RateLimited, QuotaExceeded, Died, CallTimeout     the episode is masked
-  blame "program"   FileError, Died with that blame                  the episode ends and is scored
+  blame "program"   FileError, Hindered, Died with that blame         the episode ends and is scored
 
-Who runs the programs answers for the last kind: the file that was to be there is not, or the programs ended
-what was to be talked with (the X server of their desktop, say) in a sandbox that lives and answers. Masking
-such an episode would let a policy choose which of its episodes count.
+Who runs the programs answers for the last kind: the file that was to be there is not, they are in the way
+of the next one, or they ended what was to be talked with (the X server of their desktop, say). Masking such
+an episode would let a policy choose which of its episodes count. Where episodes share a sandbox, what
+programs did to it is nobody's doing but the place's (`shared.py`).
 """
 
 from __future__ import annotations
@@ -35,7 +36,8 @@ class SandboxError(RzError):
     def __init__(
         self, message: str, *, provider: str, sandbox_id: str = "", retry_after: float | None = None
     ) -> None:
-        self.provider, self.sandbox_id, self.retry_after = provider, sandbox_id, retry_after
+        self.message, self.provider, self.sandbox_id = message, provider, sandbox_id
+        self.retry_after = retry_after
         place = f"sandbox {sandbox_id} ({provider})" if sandbox_id else f"sandbox provider {provider}"
         super().__init__(f"{place}: {message}")
 
@@ -65,6 +67,12 @@ class CreateError(SandboxError):
     retryable = True
 
 
+class Hindered(SandboxError):
+    """The sandbox's programs are in the way: they hold what the next one needs, or closed its folder."""
+
+    blame: Blame = "program"
+
+
 class RateLimited(SandboxError):
     """The provider asks for fewer calls."""
 
@@ -81,6 +89,7 @@ class Died(SandboxError):
     """The sandbox is gone, or its desktop. Raised to every waiter; a new one can be made.
 
     cause   "ended": the programs on a desktop ended it, or it answers nonsense; the sandbox around it lives
+            "oom": files and programs had filled its memory, which is their doing
     """
 
     retryable = True
@@ -88,17 +97,17 @@ class Died(SandboxError):
     def __init__(
         self, message: str, *, provider: str, sandbox_id: str, cause: DeathCause, blame: Blame = "infra"
     ) -> None:
-        self.cause, self.blame, self._message = cause, blame, message
+        self.cause, self.blame = cause, blame
         super().__init__(message, provider=provider, sandbox_id=sandbox_id)
 
-    def again(self) -> Died:
-        """An equal error for one more waiter: a raised exception object must not be shared."""
+    def again(self, *, blame: Blame | None = None) -> Died:
+        """One for another waiter, who may be told of another blame: a raised exception must not be shared."""
         copy = Died(
-            self._message,
+            self.message,
             provider=self.provider,
             sandbox_id=self.sandbox_id,
             cause=self.cause,
-            blame=self.blame,
+            blame=blame or self.blame,
         )
         copy.__cause__ = self.__cause__
         return copy

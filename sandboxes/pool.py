@@ -23,6 +23,7 @@ from .errors import Died
 from .keeper import Keeper
 from .kept import KeptSandbox
 from .sandbox import Sandbox
+from .shared import SharedSandbox
 from .spec import SandboxSpec
 
 
@@ -31,7 +32,7 @@ class SandboxPool:
 
     def __init__(self, keeper: Keeper, spec: SandboxSpec, size: int) -> None:
         self._keeper, self._spec, self._size = keeper, spec, size
-        self._live: list[KeptSandbox] = []
+        self._live: list[SharedSandbox] = []
         self._users: dict[str, int] = {}
         self._own: set[str] = set()
         self._making = asyncio.Lock()
@@ -86,10 +87,10 @@ class SandboxPool:
                 del self._users[sandbox.id]
                 await sandbox.close()
 
-    async def _least_used(self) -> KeptSandbox:
+    async def _least_used(self) -> SharedSandbox:
         idle = [sandbox for sandbox in self._live if not self._users[sandbox.id]]
         if not idle and len(self._live) < self._size:
-            made = await self._keeper.create(self._spec)
+            made = SharedSandbox(await self._keeper.create(self._spec))
             self._live.append(made)
             self._users[made.id] = 0
         return min(self._live, key=lambda sandbox: self._users[sandbox.id])
@@ -100,7 +101,7 @@ class SandboxPool:
             if not alive:
                 await self._drop(sandbox)
 
-    async def _drop(self, sandbox: KeptSandbox) -> None:
+    async def _drop(self, sandbox: SharedSandbox) -> None:
         """It gets no new episode; it is closed now when nobody is on it, else with the last one."""
         self._live.remove(sandbox)
         self.replaced += 1

@@ -35,13 +35,18 @@ CLOSED_PORT = {"code": 502, "message": "The sandbox is running but port is not o
 
 @dataclass(slots=True)
 class Fault:
-    """What happens to the next `times` requests of one kind: an error or a drop, not the answer, `after`
-    the deed or without it; or the deed late, or with `after` only its answer."""
+    """What happens to the next `times` requests of one kind: an error, a drop or this body, not the answer,
+    `after` the deed or without it; or the deed late, or with `after` only its answer.
+
+    missing   bytes that the headers of the body promise and that never come
+    """
 
     status: int = 0
     message: str = "injected"
     headers: dict[str, str] = field(default_factory=dict)
     drop: bool = False
+    body: bytes | None = None
+    missing: int = 0
     after: bool = False
     delay_s: float = 0.0
     times: int = 1
@@ -167,6 +172,8 @@ class Loopback:
         await asyncio.sleep(fault.delay_s)
         if fault.drop:
             _transport(send).abort()
+        elif fault.body is not None:
+            await _odd_answer(fault, fault.body, receive, send)
         elif fault.status:
             await answer(scope, receive, send)
         elif fault.after:
@@ -270,6 +277,15 @@ class Loopback:
                     return
 
         return StreamingResponse(lines(), media_type="application/x-ndjson")
+
+
+async def _odd_answer(fault: Fault, body: bytes, receive: Receive, send: Send) -> None:
+    length = b"%d" % (len(body) + fault.missing)
+    headers = [(b"content-type", b"application/json"), (b"content-length", length)]
+    await send({"type": "http.response.start", "status": fault.status or 200, "headers": headers})
+    await send({"type": "http.response.body", "body": body, "more_body": fault.missing > 0})
+    while fault.missing and (await receive())["type"] != "http.disconnect":
+        pass
 
 
 def _whole_path(app: Callable[..., Any]) -> Callable[..., Any]:

@@ -118,6 +118,12 @@ def test_what_could_not_start_is_refused_before_there_is_a_folder(
     assert list(tmp_path.iterdir()) == []
 
 
+def test_a_fault_of_the_sandboxes_names_the_file_that_describes_them(tmp_path: Path) -> None:
+    (tmp_path / "box.toml").write_text('[sandbox]\nprovider = "no-such-provider"\n')
+    with pytest.raises(ConfigError, match=r"box\.toml: sandbox\.provider"):
+        cli.train(env="python", sandbox=tmp_path / "box.toml", dry_run=True)
+
+
 def test_a_resumed_run_keeps_its_recipe_but_for_what_is_set(run: runs.Run, tmp_path: Path) -> None:
     done = rz_agent("train", "--resume", "mine", "--set", "updates=9", "--dry-run", cwd=tmp_path)
     tables = tomllib.loads(done.stdout)

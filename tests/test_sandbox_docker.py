@@ -24,7 +24,15 @@ from dockerd import BARE, OLD_PYTHON, Dockerd, image_root
 from rz_agent.sandboxes.docker.daemon import Daemon
 from rz_agent.sandboxes.docker.provider import DockerProvider
 from rz_agent.sandboxes.docker.sandbox import DockerSandbox
-from rz_agent.sandboxes.errors import CreateError, Died, Misconfigured, RateLimited, SandboxError, Unavailable
+from rz_agent.sandboxes.errors import (
+    CreateError,
+    Died,
+    Hindered,
+    Misconfigured,
+    RateLimited,
+    SandboxError,
+    Unavailable,
+)
 from rz_agent.sandboxes.owner import Owner, start_time
 from rz_agent.sandboxes.spec import Limits, SandboxSpec, Total
 from rz_agent.sandboxes.tables import DockerTable
@@ -99,6 +107,22 @@ async def test_processes_of_all_programs_together_are_bounded(dockerd: Dockerd) 
     async with one(dockerd, total=Total(pids=40), limits=Limits(pids=1000)) as sandbox:
         assert int((await sandbox.exec(["python3", "-c", hold])).stdout) < 40
         assert (await sandbox.exec(["echo", "on"])).stdout == b"on\n"
+
+
+async def test_a_session_may_neither_fill_up_the_next_ones_place_nor_stay_in_anothers(
+    dockerd: Dockerd,
+) -> None:
+    fill = "for number in range(1 << 14): open(str(number), 'w').close()"
+    stay = "import os\nos.makedirs('/tmp/theirs/mine/deep'); os.chmod('/tmp/theirs/mine', 0)"
+    async with one(dockerd, limits=Limits(disk_mb=8)) as sandbox:
+        assert b"No space left" in (await sandbox.python(fill, session="a")).stderr
+        with pytest.raises(Hindered, match="No space left"):
+            await sandbox.python("1", session="b")
+        await sandbox.exec(["sh", "-c", "umask 0; mkdir /tmp/theirs"])
+        assert (await sandbox.python(stay, session="a")).exit_code == 0
+        await sandbox.reset()
+        assert await sandbox.list_dir("/tmp") == []
+        assert (await sandbox.python("1", session="b")).exit_code == 0
 
 
 WRITE = """
@@ -318,7 +342,7 @@ async def test_an_agent_that_the_kernel_killed_for_memory_died_of_that(dockerd: 
     async with one(dockerd, **TIGHT) as sandbox:
         with pytest.raises(Died) as caught:  # it holds what the program has not taken yet
             await sandbox.exec(["sleep", "30"], stdin=bytes(200 << 20), timeout_s=30)
-        assert caught.value.cause == "oom"
+        assert (caught.value.cause, caught.value.blame) == ("oom", "program")
 
 
 async def test_its_lifetime_ends_it_unless_it_is_kept_alive(dockerd: Dockerd) -> None:

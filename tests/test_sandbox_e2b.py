@@ -20,6 +20,7 @@ from rz_agent.sandboxes.conformance import PROMISES, Outcome, try_all
 from rz_agent.sandboxes.e2b.provider import E2bProvider
 from rz_agent.sandboxes.e2b.sandbox import E2bSandbox
 from rz_agent.sandboxes.errors import (
+    CallTimeout,
     CreateError,
     Died,
     Misconfigured,
@@ -37,7 +38,7 @@ pytestmark = [
     pytest.mark.anyio,
     pytest.mark.skipif(os.geteuid() != 0, reason="the stand-in for E2B's machines needs root for namespaces"),
 ]
-CREATE = "POST /v2/sandboxes"
+CREATE, LIST = "POST /v2/sandboxes", "GET /v2/sandboxes"
 PROLONG = "POST /sandboxes/ID/timeout"
 
 
@@ -237,6 +238,36 @@ async def test_a_create_cancelled_twice_is_undone_by_the_end_of_the_provider(
         await making
     await provider.aclose()
     assert not service.machines
+
+
+ODD = {
+    "half an answer": {"status": 201, "body": b'{"sandboxID": "i0123'},
+    "a page for people": {"body": b"<html><body>Service unavailable</body></html>"},
+    "an error's page for people": {"status": 503, "body": b"<html>Service unavailable</html>"},
+    "other types": {"status": 201, "body": b'{"sandboxID": 7, "metadata": "none", "startedAt": []}'},
+    "a list": {"body": b"[1, null]"},
+    "nothing": {"status": 201, "body": b""},
+    "nothing after the headers": {"status": 201, "body": b"{", "missing": 9},
+}
+
+
+@pytest.mark.parametrize("fault", ODD.values(), ids=ODD.keys())
+async def test_an_answer_that_says_nothing_is_an_infrastructure_failure_and_leaves_nothing(
+    service: Loopback, table: E2bTable, fault: dict[str, Any]
+) -> None:
+    provider = E2bProvider(table.model_copy(update={"request_s": 1}))
+    service.fail(CREATE, **fault, times=9, after=True)
+    error = await refused(provider)
+    assert (type(error), error.blame, error.retryable) == (CreateError, "infra", True)
+    assert not service.machines
+    await provider.aclose()
+
+
+async def test_a_list_that_cannot_be_read_is_no_answer(service: Loopback, provider: E2bProvider) -> None:
+    for body in (b"<html>", b'[{"sandboxID"', b'[{"sandboxID": 7, "metadata": "none", "startedAt": []}]'):
+        service.fail(LIST, body=body)
+        with pytest.raises(CallTimeout):
+            await provider.live()
 
 
 # -- how a sandbox ends ---------------------------------------------------------------------------------

@@ -15,13 +15,13 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import pytest
 from rz_agent.sandboxes.agent import sandbox as agent_sandbox
 from rz_agent.sandboxes.conformance import PROMISES
-from rz_agent.sandboxes.errors import CallTimeout, CreateError, FileError, SandboxError
+from rz_agent.sandboxes.errors import CallTimeout, CreateError, Died, FileError, Hindered, SandboxError
 from rz_agent.sandboxes.inside.jobs import Reports
 from rz_agent.sandboxes.keeper import Keeper
 from rz_agent.sandboxes.ledger import Ledger
@@ -30,6 +30,8 @@ from rz_agent.sandboxes.local import census
 from rz_agent.sandboxes.local.cgroups import find_hierarchies
 from rz_agent.sandboxes.local.provider import LocalProvider
 from rz_agent.sandboxes.local.sandbox import LocalSandbox
+from rz_agent.sandboxes.pool import SandboxPool
+from rz_agent.sandboxes.shared import SharedSandbox
 from rz_agent.sandboxes.spec import Limits, SandboxSpec, Total
 from rz_agent.sandboxes.tables import LocalTable
 
@@ -298,23 +300,95 @@ def test_a_trial_of_promises_ends_when_it_is_told_to_while_it_cancels_another_ta
 # -- the spawner ------------------------------------------------------------------------------------------
 
 
-def test_programs_that_hold_every_process_of_their_sandbox_do_not_end_it(box: Box) -> None:
-    hold = (
-        "import threading, time\n"
-        "try:\n"
-        "  for _ in range(70): threading.Thread(target=time.sleep, args=(30,), daemon=True).start()\n"
-        "except RuntimeError: pass\n"
-    )
+HOLD = (
+    "import threading, time\n"
+    "try:\n"
+    "  for _ in range(70): threading.Thread(target=time.sleep, args=(30,), daemon=True).start()\n"
+    "except RuntimeError: pass\n"
+)
 
+
+def test_a_start_that_finds_no_process_is_the_doing_of_programs_that_run_or_else_of_the_place(
+    box: Box,
+) -> None:
     async def scenario() -> None:
         spec = SandboxSpec(limits=Limits(disk_mb=8, pids=64), total=Total(pids=64))
         async with await box.provider.create(spec) as sandbox:
-            await sandbox.python(hold, session="a")
+            await sandbox.python(HOLD, session="a")
             refused = await sandbox.exec(["true"])
             assert refused.exit_code == 126
             assert b"cannot start" in refused.stderr
+            with pytest.raises(Hindered, match="programs are in the way") as own:
+                await sandbox.python("1", session="b")
+            assert (own.value.blame, own.value.retryable) == ("program", False)
             await sandbox.end_session("a")
             assert (await sandbox.exec(["true"])).exit_code == 0
+            assert (await sandbox.python("1", session="b")).stdout == b"1\n"
+        async with await box.provider.create(replace(spec, total=Total(pids=3))) as full:  # of its agent
+            for call in (full.exec(["true"]), full.python("1", session="a")):
+                with pytest.raises(CreateError, match="cannot start") as places:
+                    await call
+                assert places.value.blame == "infra"
+
+    box.runner.run(scenario())
+
+
+def test_programs_that_removed_the_folder_of_a_session_are_in_its_way() -> None:
+    async def scenario() -> None:
+        provider = LocalProvider(LocalTable(isolation="none"))
+        sandbox = await provider.create(SPEC)
+        await sandbox.exec(["sh", "-c", 'rmdir "$PWD"'])
+        with pytest.raises(Hindered, match="No such file"):
+            await sandbox.python("1", session="a")
+        await provider.aclose()
+
+    asyncio.run(scenario())
+
+
+def test_what_one_episode_does_to_a_sandbox_of_many_is_the_places_failure(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        limiter = Limiter("local", max_live=1, max_starting=1, creates_per_s=9.0, folder=tmp_path / "limits")
+        keeper = Keeper(LocalProvider(LocalTable()), limiter=limiter, ledger=Ledger(tmp_path / "ledger"))
+        spec = SandboxSpec(limits=Limits(disk_mb=8, pids=64), total=Total(pids=64))
+        async with SandboxPool(keeper, spec, size=1) as pool:
+            sandbox = await pool.acquire()
+            await sandbox.python(HOLD, session="one episode")
+            with pytest.raises(CreateError) as caught:
+                await sandbox.python("1", session="another")
+            assert caught.value.blame == "infra"
+
+    asyncio.run(scenario())
+
+
+@pytest.mark.skipif(not find_hierarchies(), reason="no cgroups here")
+def test_an_agent_that_the_kernel_killed_for_memory_is_the_doing_of_its_programs(box: Box) -> None:
+    async def scenario() -> None:
+        tight = SandboxSpec(limits=Limits(disk_mb=8, memory_mb=48), total=Total(memory_mb=48))
+        async with await box.provider.create(tight) as sandbox:
+            with pytest.raises(Died) as own:  # it holds what the program has not taken yet
+                await sandbox.exec(["sleep", "30"], stdin=bytes(64 << 20), timeout_s=30)
+            assert (own.value.cause, own.value.blame) == ("oom", "program")
+            with pytest.raises(Died) as anybodys:  # of many episodes
+                await SharedSandbox(sandbox).python("1", session="a")
+            assert (anybodys.value.cause, anybodys.value.blame) == ("oom", "infra")
+
+    box.runner.run(scenario())
+
+
+@pytest.mark.parametrize("mark", [b"99 0\n" * 100, b"x"], ids=["marks", "no end of a line"])
+def test_a_session_that_says_without_end_that_it_has_ended_is_ended(box: Box, mark: bytes) -> None:
+    flood = f"import os\nwhile True: os.write(4, {mark!r})"
+
+    async def scenario() -> None:
+        result = await box.sandbox.python(flood, session="talker")
+        assert (result.flooded, result.state_lost, result.timed_out) == (True, True, False)
+        between = f"import threading, os\ndef talk():\n  while True: os.write(4, {mark!r})\n"
+        await box.sandbox.python(
+            f"import time\n{between}threading.Timer(0.1, talk).start()", session="talker"
+        )
+        async with asyncio.timeout(20):
+            while not (await box.sandbox.python("time.sleep(0.1)", session="talker")).fresh:
+                pass
 
     box.runner.run(scenario())
 

@@ -30,6 +30,7 @@ from rz_agent.sandboxes.owner import Owner
 from rz_agent.sandboxes.pool import SandboxPool
 from rz_agent.sandboxes.provider import Provider
 from rz_agent.sandboxes.sandbox import Sandbox
+from rz_agent.sandboxes.shared import SharedSandbox
 from rz_agent.sandboxes.tables import LocalTable
 
 needs_bubblewrap = pytest.mark.skipif(shutil.which("bwrap") is None, reason="bubblewrap is not installed")
@@ -667,9 +668,10 @@ def test_the_pool_replaces_a_dead_sandbox_for_the_next_episode() -> None:
         async with SandboxPool.of(config) as pool:
             first, second, third = [await pool.acquire() for _ in range(3)]
             assert len({first.id, second.id, third.id}) == 2
-            assert isinstance(first, KeptSandbox)
-            assert isinstance(first.inner, LocalSandbox)
-            os.kill(agent_of(first.inner), signal.SIGKILL)
+            assert isinstance(first, SharedSandbox)
+            assert isinstance(first.inner, KeptSandbox)
+            assert isinstance(first.inner.inner, LocalSandbox)
+            os.kill(agent_of(first.inner.inner), signal.SIGKILL)
             assert await first.alive() is False
             for sandbox in (first, second, third):
                 await pool.release(sandbox)
@@ -789,4 +791,5 @@ def test_isolation_none_says_what_it_does_not_bound() -> None:
     can = LocalProvider(LocalTable(isolation="none")).capabilities()
     kept = (can.isolates_files, can.isolates_network, can.isolates_processes, can.filters_syscalls)
     assert kept == (False, False, False, False)
-    assert any(line.startswith("network:") for line in can.not_bounded)
+    for what in ("files:", "network:", "processes:", "the sandbox's own life:", "disk:"):
+        assert any(line.startswith(what) for line in can.not_bounded)

@@ -16,7 +16,7 @@ import socket
 from collections.abc import Awaitable, Callable
 from typing import Protocol
 
-from ..errors import CallTimeout, CreateError, DeathCause, Died, Misconfigured, SandboxError
+from ..errors import Blame, CallTimeout, CreateError, DeathCause, Died, Misconfigured, SandboxError
 from ..inside.wire import LENGTH, MAX_HEADER, NOT_PRELOADED, Header, pack
 
 MAX_BODY = 256 << 20
@@ -133,7 +133,10 @@ class Channel:
     def fail(self, cause: DeathCause, message: str, error: BaseException | None = None) -> None:
         """Every waiter, now and later, gets `Died`."""
         if self._death is None:
-            self._death = Died(message, provider=self._provider, sandbox_id=self._sandbox_id, cause=cause)
+            blame: Blame = "program" if cause == "oom" else "infra"
+            self._death = Died(
+                message, provider=self._provider, sandbox_id=self._sandbox_id, cause=cause, blame=blame
+            )
             self._death.__cause__ = error
         for answer in self._waiting.values():
             if not answer.done():

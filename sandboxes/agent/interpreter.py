@@ -31,6 +31,7 @@ MODULES = (
     "jobs",
     "programs",
     "spawner",
+    "spawners",
     "streams",
     "timers",
     "supervisor",

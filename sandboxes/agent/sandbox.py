@@ -19,7 +19,16 @@ from collections.abc import Awaitable, Mapping, Sequence
 from types import TracebackType
 from typing import Self
 
-from ..errors import CallTimeout, CreateError, DeathCause, Died, FileError, SandboxError, Unsupported
+from ..errors import (
+    CallTimeout,
+    CreateError,
+    DeathCause,
+    Died,
+    FileError,
+    Hindered,
+    SandboxError,
+    Unsupported,
+)
 from ..exec_result import ExecResult
 from ..inside.programs import GRACE_S, START_S
 from ..inside.wire import Header
@@ -31,6 +40,10 @@ from .process import AgentProcess
 ANSWER_S = 30.0  # the agent's own time on top of the program's
 PACK_S = 60.0
 NOT_FOUND = 127  # exit code of a command that does not exist: an image without tar
+OUT_OF_MEMORY: tuple[DeathCause, str] = (
+    "oom",
+    "the kernel ended its agent for want of memory, which its files and programs had taken",
+)
 EXPIRED: tuple[DeathCause, str] = ("expired", "its lifetime was over and nobody had kept it alive")
 # What lies in the folders, not the folders: /tmp may belong to root, and unpacking must not touch it.
 _PACK_IN = 'cd / && find "$@" -mindepth 1 -maxdepth 1 -print0 | tar --create --file=- --null --files-from=- '
@@ -222,6 +235,9 @@ class AgentSandbox:
         kind = answer.get("error")
         if kind == "file":
             raise FileError(answer["message"], provider=self._provider, sandbox_id=self._id)
+        if kind == "hindered":
+            message = f"its programs are in the way: {answer['message']}"
+            raise Hindered(message, provider=self._provider, sandbox_id=self._id)
         if kind is not None:
             what = "it could not be reset" if kind == "reset" else "a program did not start"
             message = f"{what}: {answer['message']}"

@@ -6,6 +6,7 @@ import time
 from collections.abc import Callable
 from typing import Any
 
+from ..agent.sandbox import OUT_OF_MEMORY
 from ..errors import DeathCause
 
 _PATIENCE_S = 2  # for the daemon to notice the end that its connection told us of
@@ -25,7 +26,7 @@ def cause_of(container: str, since: float) -> Callable[[Any], tuple[DeathCause, 
                 continue
             code = int(event["Actor"]["Attributes"].get("exitCode", -1))
             if code == _KILLED and seen_oom and event["timeNano"] - seen_oom < 2e9:
-                return "oom", "the kernel ended its agent for want of memory; raise sandbox.total.memory_mb"
+                return OUT_OF_MEMORY
             if code == _KILLED:
                 return "killed", "its container was killed"
             return "killed", f"its agent ended with exit code {code}"

@@ -13,9 +13,8 @@ from __future__ import annotations
 
 import contextlib
 import os
-import random
 import signal
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NoReturn
 
 from . import confine, files
@@ -35,7 +34,9 @@ class Ground:
 
     def __init__(self, writable: Sequence[str], owned: Sequence[str] = ()) -> None:
         blocks = confine.mapped_uids() // (2 * _BLOCK)
-        self.uid = 2 * _BLOCK * random.SystemRandom().randrange(blocks // 2, blocks)
+        # not by `random`, which would seed itself anew in every process that the spawner forks
+        drawn = int.from_bytes(os.urandom(8), "big") % (blocks - blocks // 2)
+        self.uid = 2 * _BLOCK * (blocks // 2 + drawn)
         self._sessions: dict[str, int] = {}
         self._given = 0
         # an image's folder gives its mode to what is mounted over it
@@ -76,6 +77,15 @@ class Ground:
     def use_files_like_programs(self) -> None:
         """This process reads and writes files as a command would, not as root."""
         confine.use_files_as(self.uid)
+
+    @contextlib.contextmanager
+    def all_files(self) -> Iterator[None]:
+        """Meanwhile as root, of whom nothing is hidden; only while no program runs."""
+        confine.use_files_as(0)
+        try:
+            yield
+        finally:
+            self.use_files_like_programs()
 
 
 class OutOfMemory:

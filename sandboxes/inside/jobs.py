@@ -1,7 +1,10 @@
 """What supervisor and spawner say to each other, over one socket.
 
-    send_job(channel, job, fds)      supervisor --4 bytes of length, JSON; descriptors--> spawner: receive_job
-    Reports(channel).add(report)     spawner --a line of JSON--> supervisor
+    Jobs(channel).send(job, fds)     supervisor --4 bytes of length, job; descriptors--> spawner: receive_job
+    Reports(channel).add(report)     spawner --a line of JSON--> supervisor: Jobs(channel).reports
+
+A job is written by `marshal`, as both are one Python: the spawner touches few of its pages so, each of which
+the kernel copies after every fork.
 
 Waits: the supervisor for a spawner that is behind. The spawner for nobody: the supervisor may be sending
 jobs, and two that send to each other with full buffers would both stand still.
@@ -11,31 +14,49 @@ from __future__ import annotations
 
 import contextlib
 import json
+import marshal
 import socket
 import struct
+from collections.abc import Sequence
 from typing import Any
 
 Job = dict[str, Any]
 DESCRIPTORS = 5  # input, stdout, stderr, its end as the init tells it, a session's marks
+_ROOM = socket.CMSG_SPACE(DESCRIPTORS * struct.calcsize("i"))
 
 
-def send_job(channel: socket.socket, job: Job, fds: list[int]) -> None:
-    """Supervisor's side: one job and the program's ends of its pipes."""
-    text = json.dumps(job).encode()
-    data = struct.pack(">I", len(text)) + text
-    sent = socket.send_fds(channel, [data], fds)
-    if sent < len(data):
-        channel.sendall(data[sent:])
+class Jobs:
+    """Supervisor's side."""
+
+    def __init__(self, channel: socket.socket) -> None:
+        self.channel, self._received = channel, b""
+
+    def send(self, job: Job, fds: Sequence[int] = ()) -> None:
+        """One job and the program's ends of its pipes."""
+        text = marshal.dumps(job)
+        data = struct.pack(">I", len(text)) + text
+        sent = socket.send_fds(self.channel, [data], fds)
+        if sent < len(data):
+            self.channel.sendall(data[sent:])
+
+    def reports(self) -> list[Job]:
+        """Those that have come, at least a part of one. EOFError when the spawner is gone."""
+        data = self.channel.recv(65536)
+        if not data:
+            raise EOFError
+        *lines, self._received = (self._received + data).split(b"\n")
+        return [json.loads(line) for line in lines]
 
 
 def receive_job(channel: socket.socket) -> tuple[Job, list[int]]:
     """Spawner's side. EOFError when the supervisor is gone."""
-    head, fds, _, _ = socket.recv_fds(channel, 4, DESCRIPTORS)
+    head, messages, _, _ = channel.recvmsg(4, _ROOM)
     if not head:
         raise EOFError
+    fds = [fd for _, _, data in messages for (fd,) in struct.iter_unpack("i", data)]
     head += _read(channel, 4 - len(head))
-    job: Job = json.loads(_read(channel, struct.unpack(">I", head)[0]))
-    return job, list(fds)
+    job: Job = marshal.loads(_read(channel, struct.unpack(">I", head)[0]))
+    return job, fds
 
 
 def _read(channel: socket.socket, count: int) -> bytes:

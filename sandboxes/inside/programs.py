@@ -19,6 +19,8 @@ START_S = 30.0  # for a program to be ready: afterwards the sandbox is at fault,
 _PIECE = 65536
 _DRAIN = 32  # reads; a pipe holds one piece, a few more may come meanwhile
 _STATUS = 65535  # the highest wait status
+_SAID = 4096  # bytes of marks during a cell, of which one of twenty bytes is due
+_LONGEST_MARK = 32
 
 
 class Call:
@@ -63,12 +65,14 @@ class Program:
     marks      what a session says of itself, and may say as it likes
     ends       what its init says of its end, where no program can write
     stream     talked with: its input ends when it is told so, its output waits for a `reader`
+    beside     whether others ran when it was started
     finished   of out and err, those that have ended
+    said       bytes of marks since its cell began
     acks       ids of calls to be answered once its input has taken all that waits
     """
 
-    def __init__(self, key: int, session: str | None, stream: bool = False) -> None:
-        self.key, self.session, self.stream = key, session, stream
+    def __init__(self, key: int, session: str | None, stream: bool = False, *, beside: bool = False) -> None:
+        self.key, self.session, self.stream, self.beside = key, session, stream, beside
         self.input_ends = session is None and not stream
         self.finished: set[int] = set()
         self.reader = 0
@@ -76,7 +80,7 @@ class Program:
         self.call: Call | None = None
         self.ready = session is None
         self.killed = False
-        self.cells = 0
+        self.cells = self.said = 0
         self.waiting = memoryview(b"")  # bytes still to be written to its input
         self._marks = b""
         theirs_in, self.input = os.pipe()
@@ -105,6 +109,7 @@ class Program:
         self.call = call
         if self.session is not None:
             self.cells += 1
+            self.said = 0
             call.number = self.cells
             body = struct.pack(">II", len(body), self.cells) + body
         self.waiting = memoryview(body)
@@ -137,6 +142,10 @@ class Program:
         """Whether the current call has written more than it may."""
         call = self.call
         return call is not None and not self.stream and call.out.total + call.err.total > call.flood
+
+    def talks_too_much(self) -> bool:
+        """Whether it has marked more than any session needs to; reading that is the agent's time."""
+        return self.said > _SAID
 
     def full(self, fd: int) -> bool:
         """Whether a stream holds as much as it may until somebody takes it."""
@@ -174,8 +183,9 @@ class Program:
             data = os.read(self.marks, 4096)
         except BlockingIOError:
             return None, False
-        self._marks = (self._marks + data)[-_PIECE:]
-        *lines, self._marks = self._marks.split(b"\n")
+        self.said += len(data)
+        *lines, rest_of_line = (self._marks + data).split(b"\n")
+        self._marks = rest_of_line[-_LONGEST_MARK:]
         code = None
         for line in lines:
             word, _, rest = line.partition(b" ")

@@ -1,4 +1,4 @@
-"""Starts every untrusted program in the sandbox: a small warm interpreter that only ever forks.
+"""Starts untrusted programs in the sandbox: a small interpreter that only ever forks; warm for sessions.
 
     supervisor --spawn, descriptors--> spawner --fork--> init (PID 1 of a new namespace) --fork--> program
     supervisor <--key, wait status---- spawner           reaps, forwards SIGINT, dies with all below it
@@ -125,15 +125,14 @@ def _wait_for(program: int, marks: int) -> NoReturn:
 class Spawner:
     """The loop of the spawner process."""
 
-    def __init__(self, channel: socket.socket, settings: Job) -> None:
-        self._channel, self._reports = channel, Reports(channel)
+    def __init__(self, channel: socket.socket, settings: Job, rules: bytes | None, *, sessions: bool) -> None:
+        self._channel, self._reports, self._of_sessions = channel, Reports(channel), sessions
         self._isolated: bool = settings["isolation"] == "namespaces"
         self._guarded: bool = settings["isolation"] == "container"
         self._cgroups: list[int] = settings["cgroups"]
         self._preload: list[str] = settings["preload"]
         self._bundle: str = settings["bundle"]
-        filtered = confine.syscall_filter(guarded=self._guarded)
-        self._filter = None if filtered is None else confine.Filter.of(filtered)
+        self._filter = None if rules is None else confine.Filter.of(rules)
         self._pids: dict[int, int] = {}  # program key -> its init
         self._own_pids = os.open("/proc/self/ns/pid", os.O_RDONLY) if self._isolated else -1
         # once, for all commands: they see these folders. A session makes its own, over which it has mounted
@@ -164,6 +163,12 @@ class Spawner:
     def _warm_up(self) -> None:
         if not self._isolated:
             confine.prctl(confine.PR_SET_CHILD_SUBREAPER, 1)
+        if self._of_sessions:
+            self._import_for_sessions()
+            gc.collect()
+            gc.freeze()
+
+    def _import_for_sessions(self) -> None:
         if self._bundle:
             sys.path.remove(self._bundle)
         site.main()
@@ -172,8 +177,6 @@ class Spawner:
                 importlib.import_module(name)
             except Exception as error:
                 raise ImportError(f"{NOT_PRELOADED}{name!r}, {error!r}") from error
-        gc.collect()
-        gc.freeze()  # the collector never writes to, and so copies, the pages that programs share
 
     def _handle(self, job: Job, fds: list[int]) -> None:
         pid = self._pids.get(job["key"])
@@ -229,7 +232,7 @@ class Spawner:
         if pid > 0:
             self._pids[job["key"]] = pid
         else:
-            self._reports.add({"key": job["key"], "status": 126 << 8})
+            self._reports.add({"key": job["key"], "status": 126 << 8, "begun": False})
 
     def _lead_a_group(self, pid: int) -> None:
         """This process does it, or the child: once that runs its command, the kernel refuses it here."""
@@ -249,7 +252,7 @@ class Spawner:
                 del self._pids[keys[pid]]
                 if not self._isolated and not self._guarded:
                     self._signal(pid, signal.SIGKILL)  # the rest of its group
-                self._reports.add({"key": keys[pid], "status": status})
+                self._reports.add({"key": keys[pid], "status": status, "begun": True})
 
     def _child(self, job: Job, fds: list[int]) -> NoReturn:
         try:

@@ -1,7 +1,7 @@
 """The agent: the one trusted process in a sandbox. Standard library only, no host file in sight.
 
-    harness --frames--> supervisor (this file) --jobs--> spawner --fork--> programs
-    harness <--answers-- supervisor <--------- pipes of every program ---------/
+    harness --frames--> supervisor (this file) --jobs--> spawners --fork--> programs
+    harness <--answers-- supervisor <--------- pipes of every program ----------/
 
 Many calls are in flight at once, told apart by their id; one loop serves them all, so no program can
 make another one wait. The end of the channel, of the harness process, or of the time it was given, is the end
@@ -11,12 +11,12 @@ A mistake of this file about one program ends that program, one about a request 
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import resource
 import selectors
 import signal
-import socket
 import stat
 import sys
 import time
@@ -24,18 +24,18 @@ import traceback
 from collections.abc import Callable
 from typing import NoReturn
 
-from . import confine, files
+from . import confine, files, spawners
 from .container import Ground, OutOfMemory
 from .control import Control
-from .jobs import send_job
+from .jobs import Jobs
 from .programs import GRACE_S, START_S, Call, Program
-from .spawner import Spawner, exit_code
+from .spawner import exit_code
 from .streams import OPERATIONS, Streams
 from .timers import Timers
 from .wire import Header
 
 READ, WRITE = selectors.EVENT_READ, selectors.EVENT_WRITE
-_FAILURES = {"read": "file", "write": "file", "list": "file", "reset": "reset"}  # all others: "start"
+_FAILURES = {"read": "file", "write": "file", "list": "file", "reset": "reset"}  # of all others: a start
 _LONGEST_S = 3600.0  # without a look at the clock; the kernel takes no more than some weeks
 
 
@@ -43,9 +43,10 @@ class Supervisor:
     """The loop between the harness and the programs."""
 
     def __init__(
-        self, control: Control, spawner: socket.socket, settings: Header, ground: Ground | None
+        self, control: Control, commands: Jobs, sessions: Jobs, settings: Header, ground: Ground | None
     ) -> None:
-        self._control, self._spawner, self._settings = control, spawner, settings
+        self._control, self._settings = control, settings
+        self._commands, self._session_starts = commands, sessions
         self._ground = ground  # of a container
         self._folders = [*settings["writable"], *settings.get("owned", ())]  # that files may be in
         self._memory = OutOfMemory() if ground else None
@@ -56,7 +57,6 @@ class Supervisor:
         self._next_key = 0
         self._timers = Timers()
         self._after_exit: list[tuple[set[int], Header, Callable[[], None]]] = []
-        self._from_spawner = b""
         lifetime = settings["lifetime_s"]
         self._live_until = float("inf") if lifetime is None else time.monotonic() + lifetime
         # before any program could change them
@@ -64,7 +64,8 @@ class Supervisor:
 
     def run(self) -> NoReturn:
         """Serve until the harness is gone."""
-        self._selector.register(self._spawner, READ, self._on_spawner)
+        for jobs in (self._commands, self._session_starts):
+            self._selector.register(jobs.channel, READ, lambda _, jobs=jobs: self._on_reports(jobs))
         if self._settings["owner"] >= 0:
             self._selector.register(self._settings["owner"], READ, lambda _: os._exit(0))
         self._control.serve(self._selector, self._handle)
@@ -119,7 +120,9 @@ class Supervisor:
         except Exception as error:
             if not isinstance(error, (OSError, ValueError)):
                 traceback.print_exc()
-            kind = _FAILURES.get(header["op"], "start")
+            kind = _FAILURES.get(header["op"]) or self._no_start()
+            if kind == "reset" and isinstance(error, OSError):  # of files as programs have left them
+                kind = "hindered"
             self.reply({"id": header["id"], "error": kind, "message": str(error) or repr(error)})
 
     # -- operations -------------------------------------------------------------------------------------
@@ -163,8 +166,10 @@ class Supervisor:
 
     def do_reset(self, header: Header, body: bytes) -> None:
         def wipe() -> None:
-            for folder, mode in self._modes.items():
-                files.empty(folder, mode)
+            # in a container as root: a session's folder in one of a command's is closed to commands
+            with self._ground.all_files() if self._ground else contextlib.nullcontext():
+                for folder, mode in self._modes.items():
+                    files.empty(folder, mode)
             self.reply({"id": header["id"]})
 
         self.end(list(self.programs.values()), header, wipe)
@@ -186,7 +191,7 @@ class Supervisor:
     def start(self, header: Header, session: str | None, stream: bool = False) -> Program:
         """A program that has begun; `begin` gives it its first call."""
         self._next_key += 1
-        program = Program(self._next_key, session, stream)
+        program = Program(self._next_key, session, stream, beside=bool(self.programs))
         self.programs[program.key] = program
         job = {
             "op": "spawn", "key": program.key, "argv": header.get("argv"), "env": header["env"],
@@ -196,11 +201,16 @@ class Supervisor:
         if self._ground:
             job["uid"] = self._ground.uid_for(session, list(self._sessions))
             job["guard_uid"] = self._ground.guard_uid(program.key)
-        send_job(self._spawner, job, program.theirs)
+        self._jobs(program).send(job, program.theirs)
         program.hand_over()
         if program.marks >= 0:
             self._serve(program, program.marks, lambda: self._on_marks(program))
         return program
+
+    def _no_start(self, *, beside: bool = False) -> str:
+        """What a failed start is called: other programs that run, or ran then, may be the reason."""
+        closed = not os.access(self._settings["writable"][0], os.X_OK)
+        return "hindered" if beside or closed or self.programs else "start"
 
     def _out_of_memory(self, program: Program, number: int | None) -> bool:
         """Whether the kernel killed for memory meanwhile, and nobody but this program can have been meant."""
@@ -255,8 +265,13 @@ class Supervisor:
         was_ready = program.ready
         code, ended = program.read_marks()
         call = program.call
-        if ended:
+        if ended or program.talks_too_much():
             self._forget(program.marks)
+        if program.talks_too_much():
+            self._kill(program)
+            if call is not None:
+                call.flooded = True
+            return
         if program.ready and not was_ready and call is not None:
             call.begun = time.monotonic()
             self.after(call.timeout, program, lambda: self.overdue(program, call))
@@ -278,13 +293,13 @@ class Supervisor:
             self._kill(program)
         elif not call.interrupted:
             call.interrupted = True
-            send_job(self._spawner, {"op": "interrupt", "key": program.key}, [])
+            self._jobs(program).send({"op": "interrupt", "key": program.key})
             self.after(GRACE_S, program, lambda: self._kill(program) if program.call is call else None)
 
     def _kill(self, program: Program) -> None:
         if not program.killed and program.key in self.programs:
             program.killed = True
-            send_job(self._spawner, {"op": "kill", "key": program.key}, [])
+            self._jobs(program).send({"op": "kill", "key": program.key})
 
     def end(self, programs: list[Program], header: Header, then: Callable[[], None]) -> None:
         """Kill programs for a request; `then` once all of them are gone."""
@@ -296,17 +311,17 @@ class Supervisor:
         for program in programs:
             self._kill(program)
 
-    def _on_spawner(self, events: int) -> None:
-        data = self._spawner.recv(65536)
-        if not data:
-            os._exit(1)
-        *lines, self._from_spawner = (self._from_spawner + data).split(b"\n")
-        for line in lines:
-            message = json.loads(line)
+    def _jobs(self, program: Program) -> Jobs:
+        """Of the spawner that started it."""
+        return self._commands if program.session is None else self._session_starts
+
+    def _on_reports(self, jobs: Jobs) -> None:
+        for message in jobs.reports():
             if "failed" in message:
                 raise RuntimeError(f"the spawner ended: {message['failed']}")
             program = self.programs.pop(message["key"], None)
             if program is not None:
+                program.ready = program.ready and message["begun"]
                 self._gone(program, message["status"])
 
     def _gone(self, program: Program, status: int) -> None:
@@ -337,36 +352,15 @@ class Supervisor:
             self.reply({"id": ack})
 
     def _answer_gone(self, program: Program, call: Call, status: int) -> None:
-        if program.session is not None and not program.ready:
-            message = call.err.value().decode("utf-8", "replace").strip()
-            self.reply({"id": call.id, "error": "start", "message": message or "not ready in time"})
+        # whoever runs the programs in its way reads that in a command's result
+        failure = "" if program.ready else self._no_start(beside=program.beside)
+        if failure == "start" or (failure and program.session is not None):
+            message = call.err.value().decode("utf-8", "replace").strip() or "not ready in time"
+            self.reply({"id": call.id, "error": failure, "message": message})
             return
         number = status & 127 or None
         header, output = call.result(exit_code(status), number, died=program.session is not None)
         self.reply(header | {"oom": self._out_of_memory(program, number)}, output)
-
-
-def _start_spawner(settings: Header, control: Control) -> socket.socket:
-    ours, theirs = socket.socketpair()
-    if os.fork() == 0:
-        try:
-            ours.close()
-            control.close()
-            if settings["owner"] >= 0:
-                os.close(settings["owner"])
-            Spawner(theirs, settings).run()
-        except BaseException as error:
-            theirs.sendall(json.dumps({"failed": f"{type(error).__name__}: {error}"}).encode() + b"\n")
-        os._exit(1)
-    theirs.close()
-    return ours
-
-
-def _hello(spawner: socket.socket) -> Header:
-    answer: Header = json.loads(
-        spawner.makefile("rb", buffering=0).readline() or b'{"failed": "spawner ended"}'
-    )
-    return {**answer, "id": 0, "syscall_filter": confine.syscall_filter() is not None}
 
 
 def _prepare(settings: Header) -> Ground | None:
@@ -389,13 +383,14 @@ def main() -> NoReturn:
     control = Control.of(sys.argv[1])
     settings, _ = control.first()
     ground = _prepare(settings)
-    spawner = _start_spawner(settings, control)
+    rules = confine.syscall_filter(guarded=ground is not None)
+    commands, sessions = spawners.start(settings, control, rules)
     for fd in settings["cgroups"]:
         os.close(fd)
     if ground:
         ground.use_files_like_programs()
-    hello = _hello(spawner)
+    hello = {**spawners.greeting(commands, sessions), "id": 0, "syscall_filter": rules is not None}
     control.greet(hello)
     if "failed" in hello:
         os._exit(1)
-    Supervisor(control, spawner, settings, ground).run()
+    Supervisor(control, commands, sessions, settings, ground).run()

@@ -192,8 +192,7 @@ class SandboxGroups:
     def join_fds(self) -> Iterator[int]:
         """Open lists through which the agent moves itself in."""
         for hierarchy, folder in self._folders:
-            leaf = folder / AGENT_LEAF if hierarchy.version == 2 else folder
-            yield os.open(leaf / "cgroup.procs", os.O_WRONLY)
+            yield os.open(f"{_agents_group(hierarchy, str(folder))}/cgroup.procs", os.O_WRONLY)
 
     def folder_fds(self) -> Iterator[int]:
         """Open folders below which the spawner finds a program's group; cpu alone has none."""
@@ -217,8 +216,8 @@ class SandboxGroups:
             if not left:
                 self._busy.discard(busy)
 
-    def oom_kills(self, name: str = "") -> int:
-        """Processes of a program (or of the sandbox) that the kernel has killed for memory so far.
+    def oom_kills(self, name: str | None = None) -> int:
+        """Processes of a program, or of the agent's own, that the kernel has killed for memory so far.
 
         One counter of the kernel under two names. Both versions count the kernel's own memory for a program,
         and a fork that `pids.max` refuses costs some until it is freed, on each core: so a fork bomb may run
@@ -227,7 +226,8 @@ class SandboxGroups:
         for hierarchy, folder in self._of_programs:
             if "memory" in hierarchy.controllers:
                 events = "memory.events" if hierarchy.version == 2 else "memory.oom_control"
-                with contextlib.suppress(OSError), open(f"{folder}/{name}/{events}", "rb") as handle:
+                group = f"{folder}/{name}" if name else _agents_group(hierarchy, folder)
+                with contextlib.suppress(OSError), open(f"{group}/{events}", "rb") as handle:
                     for line in handle.read().splitlines():
                         if line.startswith(b"oom_kill "):
                             return int(line.split()[1])
@@ -240,6 +240,11 @@ class SandboxGroups:
             if not left:
                 return
             await asyncio.sleep(0.02)
+
+
+def _agents_group(hierarchy: Hierarchy, folder: str) -> str:
+    """Where the agent of the sandbox in `folder` is: version 2 has processes in leaves only."""
+    return f"{folder}/{AGENT_LEAF}" if hierarchy.version == 2 else folder
 
 
 def _limit(hierarchy: Hierarchy, folder: str, *, memory_mb: int, pids: int, cpus: float | None) -> None:

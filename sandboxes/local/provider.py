@@ -362,6 +362,7 @@ def _not_bounded(isolated: bool, memory: bool, pids: bool, filtered: bool) -> li
             "files: programs read and write whatever this user can, and sessions share one folder",
             "network: programs reach whatever this machine can",
             "processes: programs see and signal all of this user's; one may outlive its call",
+            "the sandbox's own life: programs can end its agent, and such an episode is masked",
             "disk: only the size of each file",
         ]
         if not pids:

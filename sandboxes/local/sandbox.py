@@ -12,7 +12,7 @@ from collections.abc import Callable
 from itertools import count
 from pathlib import Path
 
-from ..agent.sandbox import EXPIRED, AgentSandbox
+from ..agent.sandbox import EXPIRED, OUT_OF_MEMORY, AgentSandbox
 from ..errors import CreateError, DeathCause
 from ..spec import SandboxSpec
 from .bubblewrap import ENVIRONMENT, WRITABLE
@@ -84,6 +84,8 @@ class LocalSandbox(AgentSandbox):
             return "closed", "it was closed"
         if self._expired:
             return EXPIRED
+        if self._groups is not None and self._groups.oom_kills():
+            return OUT_OF_MEMORY
         return "killed", f"its agent ended {self.error_text()}".strip()
 
     async def _release(self, steps: contextlib.AsyncExitStack) -> None:

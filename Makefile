@@ -29,7 +29,7 @@ quickstart: install  ## build the tiny model, train it on the Python-tool task, 
 	@$(BIN)/rz-agent train --env python
 
 # Starting engines is work for one core, so two tests at a time; more would only share two cores' memory.
-test: install-dev lint typecheck  ## every check and every test, as .ci/run does
+test: install-dev lint typecheck  ## every check and every test but the long ones
 	@tests/run.sh $(BIN)/pytest -m "not long" --durations 40
 
 test-long: install-dev  ## the few tests that are too long for every change

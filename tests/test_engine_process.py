@@ -69,7 +69,9 @@ def short_folder() -> Iterator[str]:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("moment", ["as soon as it is there", "when it has begun"])
+@pytest.mark.parametrize(
+    "moment", [pytest.param("as soon as it is there", marks=pytest.mark.long), "when it has begun"]
+)
 def test_an_engine_whose_parent_is_killed_while_it_starts_ends_within_seconds(
     short_folder: str, moment: str
 ) -> None:

@@ -18,7 +18,9 @@ from tiny_learner import build_model
 RANK = Path(__file__).with_name("learner_rank.py")
 
 
-@pytest.fixture(scope="module", params=["qwen3", pytest.param("llama-untied", marks=pytest.mark.slow)])
+@pytest.fixture(
+    scope="module", params=["qwen3", pytest.param("llama-untied", marks=[pytest.mark.slow, pytest.mark.long])]
+)
 def run(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     """What one rank did in this process, and what each of two ranks did under torchrun."""
     root = tmp_path_factory.mktemp("parallel")

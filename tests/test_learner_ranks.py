@@ -62,7 +62,7 @@ def test_ranks_stay_in_step_through_an_error_that_all_of_them_raise(tmp_path: Pa
 @pytest.mark.parametrize(
     ("failure", "words"),
     [
-        ("raise", "MemoryError: no memory left on rank 1"),
+        pytest.param("raise", "MemoryError: no memory left on rank 1", marks=pytest.mark.long),
         ("kill", "rank 0 of the learner lost the others in train"),
     ],
 )

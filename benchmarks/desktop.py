@@ -26,7 +26,7 @@ from rz_agent.sandboxes.desktop.hand import Hand
 from rz_agent.sandboxes.desktop.provider import ROOM, DesktopProvider
 from rz_agent.sandboxes.desktop.screen import Screen
 from rz_agent.sandboxes.errors import FileError
-from rz_agent.sandboxes.local.cgroups import find_hierarchies
+from rz_agent.sandboxes.local.hierarchy import find_hierarchies
 from rz_agent.sandboxes.local.provider import LocalProvider
 from rz_agent.sandboxes.spec import SandboxSpec, roomier
 from rz_agent.sandboxes.tables import DesktopTable, LocalTable

@@ -27,7 +27,7 @@ from rz_agent.sandboxes.keeper import Keeper
 from rz_agent.sandboxes.ledger import Ledger
 from rz_agent.sandboxes.limiter import Limiter
 from rz_agent.sandboxes.local import census
-from rz_agent.sandboxes.local.cgroups import find_hierarchies
+from rz_agent.sandboxes.local.hierarchy import find_hierarchies
 from rz_agent.sandboxes.local.provider import LocalProvider
 from rz_agent.sandboxes.local.sandbox import LocalSandbox
 from rz_agent.sandboxes.pool import SandboxPool

@@ -23,7 +23,7 @@ from rz_agent.sandboxes.inside.files import MAX_ENTRIES
 from rz_agent.sandboxes.keeper import Keeper, Reaped
 from rz_agent.sandboxes.kept import KeptSandbox
 from rz_agent.sandboxes.local import census
-from rz_agent.sandboxes.local.cgroups import find_hierarchies
+from rz_agent.sandboxes.local.hierarchy import find_hierarchies
 from rz_agent.sandboxes.local.provider import LocalProvider
 from rz_agent.sandboxes.local.sandbox import LocalSandbox
 from rz_agent.sandboxes.owner import Owner

@@ -21,7 +21,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from ..owner import Owner, start_time
-from .cgroups import find_hierarchies, remove_tree
+from .cgroups import remove_tree
+from .hierarchy import find_hierarchies
 
 SCRATCH = "rz-agent-scratch-"
 _MARK = "rz-agent-sandbox="

@@ -14,32 +14,13 @@ import contextlib
 import os
 import secrets
 from collections.abc import Iterator
-from dataclasses import dataclass
 from pathlib import Path
 
 from ..owner import start_time
 from ..spec import Limits, Total
+from .hierarchy import Hierarchy, put
 
-FOLDER = "rz-agent"
 AGENT_LEAF = "agent"
-_CONTROLLERS = frozenset({"memory", "pids", "cpu"})
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Hierarchy:
-    """A mounted hierarchy in which this process may make groups below `path`."""
-
-    version: int
-    controllers: frozenset[str]
-    path: Path
-
-
-def _put(path: str | Path, value: object) -> None:
-    fd = os.open(path, os.O_WRONLY)
-    try:
-        os.write(fd, str(value).encode())
-    finally:
-        os.close(fd)
 
 
 def owner_name() -> str:
@@ -51,69 +32,6 @@ def is_orphan(name: str) -> bool:
     """Whether the process in an owner's name is no more (its pid may have a new bearer)."""
     pid, begun, _ = name.split("-")
     return start_time(int(pid)) != begun
-
-
-def _own_groups() -> dict[str, str]:
-    """This process's group for each controller; "" is version 2."""
-    groups = {}
-    for line in Path("/proc/self/cgroup").read_text().splitlines():
-        _, controllers, path = line.split(":", 2)
-        for controller in controllers.split(","):
-            groups[controller] = path
-    return groups
-
-
-def _below(mount_root: str, mount_point: str, group: str) -> Path:
-    """Where `group` is seen under a mount; the mount point itself when it is not."""
-    relative = os.path.relpath(group, mount_root)
-    candidate = Path(mount_point) / relative
-    return candidate if not relative.startswith("..") and candidate.is_dir() else Path(mount_point)
-
-
-def _writable(path: Path) -> bool:
-    try:
-        (path / FOLDER).mkdir(exist_ok=True)
-    except OSError:
-        return False
-    return os.access(path / FOLDER, os.W_OK)  # it may be there and belong to root
-
-
-def _given_below(path: Path, *, root: bool) -> frozenset[str]:
-    """Version 2: the controllers that groups below `path` have. Below a root they are asked for.
-
-    The machine's root gives them. A container's refuses, as it has processes of its own.
-    """
-    available = set((path / "cgroup.controllers").read_text().split()) if root else set()
-    for name in _CONTROLLERS & available:
-        with contextlib.suppress(OSError):
-            _put(path / "cgroup.subtree_control", f"+{name}")
-    return _CONTROLLERS & set((path / "cgroup.subtree_control").read_text().split())
-
-
-def find_hierarchies() -> list[Hierarchy]:
-    """The hierarchies with a memory, pids or cpu controller in which groups can be made."""
-    own = _own_groups()
-    found = []
-    for line in Path("/proc/self/mountinfo").read_text().splitlines():
-        left, _, right = line.partition(" - ")
-        kind, _, options = right.split(" ", 2)
-        root, point = left.split()[3:5]
-        if kind == "cgroup":
-            names = _CONTROLLERS & set(options.split(","))
-            group = own.get(next(iter(names), ""), "/")
-            path = _below(root, point, group)
-        elif kind == "cgroup2":
-            path = _below(root, point, own.get("", "/"))
-            if path != Path(point):
-                path = path.parent  # a group with processes of its own cannot have groups with limits
-            names = _given_below(path, root=path == Path(point))
-        else:
-            continue
-        if names and _writable(path):
-            found.append(
-                Hierarchy(version=2 if kind == "cgroup2" else 1, controllers=names, path=path / FOLDER)
-            )
-    return found
 
 
 def remove_tree(path: Path) -> bool:
@@ -177,7 +95,7 @@ class SandboxGroups:
         folder.mkdir(parents=True)
         if hierarchy.version == 2:
             for path in (hierarchy.path, folder.parent, folder):
-                _put(path / "cgroup.subtree_control", " ".join(f"+{c}" for c in hierarchy.controllers))
+                put(path / "cgroup.subtree_control", " ".join(f"+{c}" for c in hierarchy.controllers))
             (folder / AGENT_LEAF).mkdir()
             self._lend(str(folder))  # moving needs the common parent's list too
 
@@ -249,18 +167,18 @@ def _agents_group(hierarchy: Hierarchy, folder: str) -> str:
 
 def _limit(hierarchy: Hierarchy, folder: str, *, memory_mb: int, pids: int, cpus: float | None) -> None:
     if "memory" in hierarchy.controllers and hierarchy.version == 2:
-        _put(f"{folder}/memory.max", memory_mb << 20)
+        put(f"{folder}/memory.max", memory_mb << 20)
         with contextlib.suppress(OSError):  # no swap accounting
-            _put(f"{folder}/memory.swap.max", 0)
+            put(f"{folder}/memory.swap.max", 0)
     elif "memory" in hierarchy.controllers:
-        _put(f"{folder}/memory.limit_in_bytes", memory_mb << 20)
+        put(f"{folder}/memory.limit_in_bytes", memory_mb << 20)
         with contextlib.suppress(OSError):
-            _put(f"{folder}/memory.memsw.limit_in_bytes", memory_mb << 20)
+            put(f"{folder}/memory.memsw.limit_in_bytes", memory_mb << 20)
     if "pids" in hierarchy.controllers:
-        _put(f"{folder}/pids.max", pids)
+        put(f"{folder}/pids.max", pids)
     if "cpu" in hierarchy.controllers and cpus is not None:
         if hierarchy.version == 2:
-            _put(f"{folder}/cpu.max", f"{int(cpus * 100000)} 100000")
+            put(f"{folder}/cpu.max", f"{int(cpus * 100000)} 100000")
         else:
-            _put(f"{folder}/cpu.cfs_period_us", 100000)
-            _put(f"{folder}/cpu.cfs_quota_us", int(cpus * 100000))
+            put(f"{folder}/cpu.cfs_period_us", 100000)
+            put(f"{folder}/cpu.cfs_quota_us", int(cpus * 100000))

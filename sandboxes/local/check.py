@@ -14,7 +14,7 @@ from ..provider import CheckResult
 from ..spec import Limits, SandboxSpec
 from ..tables import LocalTable
 from .bubblewrap import BINARY
-from .cgroups import find_hierarchies
+from .hierarchy import find_hierarchies
 
 if TYPE_CHECKING:
     from .provider import LocalProvider
@@ -64,8 +64,9 @@ def _cgroups() -> CheckResult:
         name="cgroups",
         status="warning",
         detail=f"controllers that can be used: {', '.join(controllers) or 'none'}",
-        remedy="Memory is bounded for each process only, not for a program. Run as root, or in a delegated "
-        "group (systemd-run --user --scope -p Delegate=yes).",
+        remedy="Memory is bounded for each process only, not for a program. Run as root, or in a group that "
+        "is lent to you (systemd-run --user --scope -p Delegate=yes); as root of a container, with its "
+        "/sys/fs/cgroup writable (docker run --privileged).",
     )
 
 

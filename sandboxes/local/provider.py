@@ -28,7 +28,8 @@ from ..provider import Capabilities, CheckResult, SandboxInfo
 from ..spec import SandboxSpec
 from ..tables import LocalTable
 from . import bubblewrap, census
-from .cgroups import Hierarchy, SandboxGroups, find_hierarchies, is_orphan, owner_name, remove_tree, sweep
+from .cgroups import SandboxGroups, is_orphan, owner_name, remove_tree, sweep
+from .hierarchy import Hierarchy, find_hierarchies
 from .janitor import Janitor
 from .process import Process
 from .sandbox import PROVIDER, LocalSandbox
@@ -301,7 +302,7 @@ class LocalProvider:
 
     def capabilities(self) -> Capabilities:
         """What is enforced here, by looking at this machine's cgroups."""
-        controllers = {c for hierarchy in find_hierarchies() for c in hierarchy.controllers}
+        controllers = frozenset(c for hierarchy in find_hierarchies() for c in hierarchy.controllers)
         memory, pids = "memory" in controllers, "pids" in controllers
         filtered = self._isolated and syscall_filter() is not None
         return Capabilities(
@@ -315,7 +316,7 @@ class LocalProvider:
             bounds_session_memory=memory,
             bounds_pids=pids or self._isolated,
             filters_syscalls=filtered,
-            not_bounded=tuple(_not_bounded(self._isolated, memory, pids, filtered)),
+            not_bounded=tuple(_not_bounded(self._isolated, controllers, filtered)),
         )
 
     async def check(self) -> list[CheckResult]:
@@ -355,7 +356,7 @@ def _sweep_scratch() -> list[str]:
     return removed
 
 
-def _not_bounded(isolated: bool, memory: bool, pids: bool, filtered: bool) -> list[str]:
+def _not_bounded(isolated: bool, controllers: frozenset[str], filtered: bool) -> list[str]:
     missing = []
     if not isolated:
         missing += [
@@ -365,10 +366,15 @@ def _not_bounded(isolated: bool, memory: bool, pids: bool, filtered: bool) -> li
             "the sandbox's own life: programs can end its agent, and such an episode is masked",
             "disk: only the size of each file",
         ]
-        if not pids:
+        if "pids" not in controllers:
             missing.append("processes: a fork bomb is stopped only by its timeout")
-    elif not filtered:
-        missing.append("system calls: no filter is known for this processor")
-    if not memory:
+    else:
+        if not filtered:
+            missing.append("system calls: no filter is known for this processor")
+        if "pids" not in controllers:
+            missing.append("processes: no cgroup here, so only those of each program, not sandbox.total.pids")
+    if "memory" not in controllers:
         missing.append("memory: no cgroup here, so only the address space of each process, not their sum")
+    if "cpu" not in controllers:
+        missing.append("CPU: no cgroup here, so sandbox.total.cpus bounds nothing")
     return missing

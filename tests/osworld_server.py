@@ -22,7 +22,7 @@ from urllib.parse import parse_qs
 
 from PIL import Image
 
-Fault = Literal["cut", "hang", "error", "gateway", "nonsense", "drip"]
+Fault = Literal["cut", "hang", "error", "gateway", "nonsense", "drip", "drip500"]
 SIZE = (640, 480)
 
 
@@ -100,8 +100,8 @@ class _Handler(BaseHTTPRequestHandler):
         if fault in ("error", "gateway"):
             self._answer(500 if fault == "error" else 502, b"broken")
             return
-        if fault == "drip":
-            self._drip()
+        if fault in ("drip", "drip500"):
+            self._drip(200 if fault == "drip" else 500)
             return
         if fault == "nonsense":
             self._answer(200, b"<html>")
@@ -109,9 +109,9 @@ class _Handler(BaseHTTPRequestHandler):
         answer = getattr(self, "_on" + self.path.replace("/", "_"))(asked)
         self._answer(*answer)
 
-    def _drip(self) -> None:
+    def _drip(self, status: int) -> None:
         """An answer that never ends and never pauses for long."""
-        self.send_response(200)
+        self.send_response(status)
         self.end_headers()
         with contextlib.suppress(OSError):  # nobody listens any more
             while not self.server.over.wait(0.05):

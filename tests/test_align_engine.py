@@ -110,16 +110,16 @@ class SteppedRun:
 OPERATION = Operation(0, "post_norm")
 
 
-@pytest.mark.parametrize("changes_at", [7, 64, 256, 509, None])
+@pytest.mark.parametrize(("changes_at", "tokens"), [(3, 6), (7, 7), (256, 256), (509, 509), (None, None)])
 def test_the_number_of_tokens_that_changes_an_operation_is_found(
-    plan: Plan, monkeypatch: pytest.MonkeyPatch, changes_at: int | None
+    plan: Plan, monkeypatch: pytest.MonkeyPatch, changes_at: int | None, tokens: int | None
 ) -> None:
     run, ids, alone = SteppedRun(changes_at), [1, 2, 3, 4, 5, 6], Capture()
     alone.add(OPERATION, Prefix().extend(ids), torch.zeros(len(ids), 1))
     monkeypatch.setattr(EngineRun, "of", lambda *unused: run)
     found = asyncio.run(threshold(plan, OPERATION, alone, ids, VOCABULARY))
-    assert found.tokens == changes_at
-    assert run.steps < 12
+    assert found.tokens == tokens
+    assert run.steps < 13
     assert "fused_add_rms_norm" in str(found)
 
 

@@ -34,7 +34,8 @@ from rz_agent.sandboxes.spec import SandboxSpec
 from rz_agent.sandboxes.tables import DesktopTable, LocalTable
 
 pytestmark = [pytest.mark.anyio, *NEEDS]
-SIZE = (650, 490)  # of no other test's screens
+# Of no other test's screens, nor of this file's tests that another worker runs.
+SIZE = (650 + 2 * int(os.environ.get("PYTEST_XDIST_WORKER", "gw0").removeprefix("gw")), 490)
 EPISODES = 16
 PROVIDER = "desktop-that-fails"
 Strike = Callable[[LocalProvider, LocalSandbox], Awaitable[None]]

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import sys
 import threading
+import time
 from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 from osworld_server import SIZE, OsworldServer
+from rz_agent.envs import threads
 from rz_agent.envs.osworld import env as environment
 from rz_agent.envs.osworld import patience
 from rz_agent.envs.osworld.backends import http, wire
@@ -138,11 +141,16 @@ async def test_an_answer_has_a_most_and_an_end_however_slowly_it_comes(
     with pytest.raises(FileNotFoundError, match="more than 2 MiB"):
         await machine.read("sparse")
     monkeypatch.setattr(http, "LOOK_S", 0.3)
-    server.break_next("/accessibility", "drip")
-    before = threading.active_count()
-    with pytest.raises(Hindered, match="did not answer"):
-        await machine.accessibility_tree()
-    assert threading.active_count() <= before + 2  # the server's own for this connection, and the look
+    for fault in ("drip", "drip500"):
+        server.break_next("/accessibility", fault)
+        began = time.monotonic()
+        with pytest.raises(Hindered, match="did not answer"):
+            await machine.accessibility_tree()
+        assert time.monotonic() - began < 5
+    until = time.monotonic() + threads.FREE_S + 5
+    while any(thread.name == "rz-hook" for thread in threading.enumerate()):
+        assert time.monotonic() < until, "a thread still reads"
+        await asyncio.sleep(0.05)
 
 
 async def play(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import operator
 import os
 import sqlite3
@@ -155,6 +156,42 @@ async def test_a_call_has_memory_of_its_own_and_an_end(judge: Judge, monkeypatch
     monkeypatch.setattr(judging, "DEADLINE_S", 0.3)
     with pytest.raises(NotJudged, match=r"it had 0\.3 s"):
         await judge.call(time.sleep, 60)
+
+
+async def test_what_is_nested_too_deep_to_be_passed_on_is_not_judged(judge: Judge) -> None:
+    seen = set()
+    for levels in (10, 900, 950, 980, 5000):  # one of them the child can just read, and this process not
+        try:
+            await judge.call(json.loads, "[" * levels + "]" * levels)
+            seen.add("read")
+        except NotJudged:
+            seen.add("not judged")
+    assert seen == {"read", "not judged"}
+    deep: list[Any] = []
+    for _ in range(5000):
+        deep = [deep]
+    with pytest.raises(NotJudged, match="handed on"):
+        await judge.call(operator.not_, deep)
+
+
+async def test_a_judge_that_is_lost_while_it_judges_is_nobodys_answer() -> None:
+    judge = Judge()
+    try:
+        leader = await judge.call(os.getppid)
+        judging_now = asyncio.create_task(judge.call(time.sleep, 60))
+        await asyncio.sleep(0.3)
+        os.killpg(leader, 9)
+        with pytest.raises(InfraFailure, match="lost while it judged"):
+            await judging_now
+    finally:
+        await judge.aclose()
+
+
+async def test_no_more_calls_run_at_once_than_there_is_memory_for(judge: Judge) -> None:
+    running = [asyncio.create_task(judge.call(time.sleep, 0.5)) for _ in range(2 * judging.AT_ONCE)]
+    began = time.monotonic()
+    await asyncio.gather(*running)
+    assert time.monotonic() - began >= 1.0
 
 
 async def test_a_judge_that_is_lost_is_made_anew_and_one_that_is_closed_leaves_nothing() -> None:

@@ -368,9 +368,14 @@ def test_an_agent_that_the_kernel_killed_for_memory_is_the_doing_of_its_programs
             with pytest.raises(Died) as own:  # it holds what the program has not taken yet
                 await sandbox.exec(["sleep", "30"], stdin=bytes(64 << 20), timeout_s=30)
             assert (own.value.cause, own.value.blame) == ("oom", "program")
-            with pytest.raises(Died) as anybodys:  # of many episodes
-                await SharedSandbox(sandbox).python("1", session="a")
-            assert (anybodys.value.cause, anybodys.value.blame) == ("oom", "infra")
+            shared = SharedSandbox(sandbox)  # of many episodes
+            for call in (
+                shared.python("1", session="a"), shared.exec(["true"]), shared.start(["true"]),
+                shared.write("f", b""), shared.read("f"), shared.list_dir("."), shared.reset(),
+            ):  # fmt: skip
+                with pytest.raises(Died) as anybodys:
+                    await call
+                assert (anybodys.value.cause, anybodys.value.blame) == ("oom", "infra")
 
     box.runner.run(scenario())
 

@@ -107,7 +107,7 @@ async def _scored(check: Check, place: Place) -> Scored:
         return Scored(check.metric, 0.0, f"there is no such file: {error}")
     except Unreadable as error:
         ours = check.expected is not None and check.expected.type == "cloud_file"
-        if ours and error.path in _paths(values[-1]):
+        if ours and len(values) == 2 and error.path in _paths(values[1]):
             raise InfraFailure(f"the expected file cannot be read: {error}") from error
         return Scored(check.metric, 0.0, f"cannot be read: {error}")
     except NotJudged as error:  # the agent chose what was met: no file may end a run, or mask an episode

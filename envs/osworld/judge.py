@@ -10,8 +10,9 @@ the run. One process (`judge_process.py`) has the libraries loaded and forks for
 
 Invariants: a call ends by its deadline and a grace; it has MEMORY of its own, and what it does to its process
 touches no other. A call that ends without an answer is `NotJudged`, for what it was given made it so; a judge
-that cannot be started is an `InfraFailure`.
-Waits: a call for its own process; the first one for the libraries to be loaded.
+that cannot be started, or is lost while it judges, is an `InfraFailure`.
+Waits: a call for one of AT_ONCE places, in which time the clocks of its episode stand still, and for its own
+process; the first one for the libraries to be loaded.
 """
 
 from __future__ import annotations
@@ -27,6 +28,7 @@ from collections.abc import Callable
 from typing import Any
 
 from ...errors import ConfigError
+from ...sandboxes.deadline import waiting
 from ..failure import InfraFailure
 from .judge_process import READY
 from .metrics.reading import Unreadable
@@ -34,8 +36,10 @@ from .metrics.reading import Unreadable
 DEADLINE_S = 120.0
 START_S = 120.0
 GRACE_S = 10.0
+ENDING_S = 0.5  # until the end of a process that was killed is known
 MEMORY = 2 << 30  # bytes of address space of one call
 MAX_ANSWER = 16 << 20
+AT_ONCE = 4  # of MEMORY each
 
 
 class NotJudged(Exception):
@@ -49,6 +53,7 @@ class Judge:
         self._process: asyncio.subprocess.Process | None = None
         self._folder: tempfile.TemporaryDirectory[str] | None = None
         self._starting = asyncio.Lock()
+        self._places = asyncio.Semaphore(AT_ONCE)
 
     async def call(self, function: Callable[..., Any], /, *values: Any, **options: Any) -> Any:
         """What the function returns. `Unreadable`, `FileNotFoundError`, `ConfigError` and `InfraFailure` are
@@ -57,12 +62,25 @@ class Judge:
             "module": function.__module__, "name": function.__qualname__,
             "values": values, "options": options, "seconds": DEADLINE_S, "memory": MEMORY,
         }  # fmt: skip
-        answer = await self._asked(json.dumps(job).encode())
+        try:
+            given = json.dumps(job).encode()
+        except RecursionError as error:  # what a getter brought is nested nearly as deep as can be
+            raise NotJudged(f"it cannot be handed on: {error}") from error
+        with waiting():
+            await self._places.acquire()
+        try:
+            answer = await self._asked(given)
+        finally:
+            self._places.release()
         if not answer:
             raise NotJudged(f"it ended without an answer: it had {DEADLINE_S:g} s and {MEMORY >> 20} MiB")
         if len(answer) > MAX_ANSWER:
             raise NotJudged(f"its answer has more than {MAX_ANSWER >> 20} MiB")
-        return _value(json.loads(answer))
+        try:
+            said = json.loads(answer)
+        except (ValueError, RecursionError) as error:  # cut off by its deadline, or nested too deep for here
+            raise NotJudged(f"its answer cannot be read: {error}") from error
+        return _value(said)
 
     async def aclose(self) -> None:
         """End it with all that it judges. Idempotent."""
@@ -80,18 +98,28 @@ class Judge:
             reader, writer = await asyncio.open_unix_connection(await self._started())
         except OSError as error:
             raise InfraFailure(f"the judge is gone: {error}") from error
+        process, answer = self._process, bytearray()
         try:
             async with asyncio.timeout(DEADLINE_S + GRACE_S):
                 writer.write(job)
                 writer.write_eof()
-                answer = bytearray()
                 while len(answer) <= MAX_ANSWER and (piece := await reader.read(1 << 20)):
                     answer += piece
-                return bytes(answer)
         except (TimeoutError, OSError):  # its process was killed, or should have been
-            return b""
+            answer.clear()
         finally:
             writer.close()
+        if not answer and await self._is_lost(process):
+            raise InfraFailure("the judge was lost while it judged")
+        return bytes(answer)
+
+    async def _is_lost(self, process: asyncio.subprocess.Process | None) -> bool:
+        """Whether the process that took a call has ended, or is ending."""
+        if process is None or process is not self._process:
+            return True
+        with contextlib.suppress(TimeoutError):
+            await asyncio.wait_for(process.wait(), ENDING_S)
+        return process.returncode is not None
 
     async def _started(self) -> str:
         """The path of its socket."""

@@ -42,7 +42,13 @@ def main(path: str) -> None:
                 os.killpg(0, signal.SIGKILL)  # it leads a session of its own: its children end with it
             connection, _ = listener.accept()
             with connection:
-                if os.fork() == 0:
+                try:
+                    child = os.fork()
+                except OSError as error:
+                    told = f"the judge cannot start a process: {error}"
+                    connection.sendall(json.dumps({"error": "InfraFailure", "told": told}).encode())
+                    continue
+                if child == 0:
                     for stream in range(3):
                         os.dup2(silent, stream)
                     _serve(connection)

@@ -23,7 +23,8 @@ from .conditions import EngineRun, Plan
 class Threshold:
     """What makes an operation differ.
 
-    tokens  of the smallest step with other bits; None: the number of tokens alone does not change them
+    tokens  of the smallest step with other bits that was tried, which holds the sequence that differs; None:
+            the number of tokens alone does not change them
     calls   compiled operations of vLLM that compute it; none for Triton kernels
     """
 
@@ -47,7 +48,7 @@ async def threshold(
     ids        up to the token that differs from it in a crowd
     """
     async with EngineRun.of(plan, plan.step_tokens) as run:
-        most = min(plan.step_tokens, plan.context - 1) - 1
+        most = max(min(plan.step_tokens, plan.context - 1) - 1, len(ids))
         more = np.random.default_rng(1).integers(0, vocabulary, most - len(ids)).tolist()
         whole = [*ids, *more]
 
@@ -57,6 +58,10 @@ async def threshold(
 
         equal, other = len(ids), most
         changes = await differs(other)
+        if changes and await differs(
+            equal
+        ):  # as a prefill already: it was decoded, or came in a longer prompt
+            other = equal
         while changes and other - equal > 1:
             middle = (equal + other) // 2
             if await differs(middle):

@@ -1,8 +1,8 @@
 """Requests to OSWorld's server, with the standard library, in threads.
 
-Invariants: only `get` tries again; every other request is sent exactly once. A request and its thread are
-over by the deadline, however slowly an answer comes, and an answer is at most MAX_ANSWER. No request waits
-for another's thread.
+Invariants: only `get` tries again; every other request is sent exactly once. A request is over by the
+deadline, however slowly an answer comes, well or not, and so is its thread once the headers are there; an
+answer is at most MAX_ANSWER, of JSON MAX_JSON. No request waits for another's thread.
 """
 
 from __future__ import annotations
@@ -24,6 +24,7 @@ from ...threads import Threads
 TRIES = 3
 PAUSE_S = 0.5
 MAX_ANSWER = 256 << 20  # bytes; a file of the policy's may be sparse and of any size
+MAX_JSON = 16 << 20  # it is read where every other episode waits
 MAX_SAID = 1 << 16
 GATEWAY = (502, 503, 504)
 
@@ -50,7 +51,9 @@ def lost(message: str) -> Died:
 
 
 def parsed(body: bytes) -> dict[str, Any]:
-    """The JSON object of an answer. Died where it is none."""
+    """The JSON object of an answer. Died where it is none, WireFault where it is too long to be read."""
+    if len(body) > MAX_JSON:
+        raise WireFault("the server", 413, f"more than {MAX_JSON >> 20} MiB of JSON")
     try:
         value = json.loads(body)
     except (ValueError, RecursionError):
@@ -108,12 +111,6 @@ class Wire:
         try:
             async with asyncio.timeout(timeout_s):
                 return await asyncio.wrap_future(self._threads.started(self._answer, request, timeout_s))
-        except urllib.error.HTTPError as error:
-            with error:
-                said = error.read(MAX_SAID).decode(errors="replace")
-            if error.code in GATEWAY:  # said by what stands before the machine, and does not reach it
-                raise lost(f"{url} answered {error.code}: {said[:200]}") from error
-            raise WireFault(url, error.code, said) from error
         except TimeoutError:
             message = f"{url} did not answer in {timeout_s:g} s"
             raise CallTimeout(message, provider="http") from None
@@ -124,14 +121,28 @@ class Wire:
             raise lost(f"{url}: {error}") from error
 
     def _answer(self, request: urllib.request.Request, timeout_s: float) -> bytes:
-        until, body = time.monotonic() + timeout_s, bytearray()
-        with self._opener.open(request, timeout=timeout_s) as response:
-            while piece := response.read1(1 << 20):
-                body += piece
+        url, until = request.full_url, time.monotonic() + timeout_s
+        try:
+            with self._opener.open(request, timeout=timeout_s) as response:
+                body = _read(response, MAX_ANSWER, until)
                 if len(body) > MAX_ANSWER:
-                    raise WireFault(request.full_url, 413, f"more than {MAX_ANSWER >> 20} MiB")
-                if time.monotonic() > until:
-                    raise TimeoutError
-            if response.length:
-                raise IncompleteRead(bytes(body[:200]), response.length)
-            return bytes(body)
+                    raise WireFault(url, 413, f"more than {MAX_ANSWER >> 20} MiB")
+                if response.length:
+                    raise IncompleteRead(body[:200], response.length)
+                return body
+        except urllib.error.HTTPError as error:
+            with error:
+                said = _read(error, MAX_SAID, until)[:MAX_SAID].decode(errors="replace")
+            if error.code in GATEWAY:  # said by what stands before the machine, and does not reach it
+                raise lost(f"{url} answered {error.code}: {said[:200]}") from error
+            raise WireFault(url, error.code, said) from error
+
+
+def _read(response: Any, most: int, until: float) -> bytes:
+    """The body, or a little more than `most` of it. TimeoutError at a time by the monotonic clock."""
+    body = bytearray()
+    while len(body) <= most and (piece := response.read1(1 << 16)):
+        body += piece
+        if time.monotonic() > until:
+            raise TimeoutError
+    return bytes(body)

@@ -1,0 +1,81 @@
+"""Every Triton kernel compiles for a Hopper GPU, on a machine that has none.
+
+What the interpreter takes, the compiler may refuse. Sizes are those of Qwen3-4B.
+"""
+
+from __future__ import annotations
+
+import os
+from typing import Any
+
+import pytest
+
+pytest.importorskip("triton")
+
+from rz_agent.kernels import cuda_attention, cuda_gradients, cuda_linear, cuda_rows
+
+pytestmark = pytest.mark.skipif(os.environ.get("TRITON_INTERPRET") == "1", reason="kernels are interpreted")
+
+HIDDEN, WIDE, FEED_FORWARD, HEAD, VOCABULARY = 2560, 4096, 9728, 128, 151936
+ATTENTION = {"HEADS": 32, "KV_HEADS": 8, "WIDTH": HEAD, "D": HEAD, "BLOCK": cuda_attention._BLOCK}
+# Types of what is no tensor in bfloat16.
+OTHER = {
+    "positions": "*i64", "ids": "*i64", "blocks": "*i32", "temperatures": "*fp32", "log_sums": "*fp32",
+    "grads": "*fp32", "inner": "*fp32", "parts": "*fp32", "rows": "i32", "tokens": "i32", "eps": "fp32",
+    "scale": "fp32",
+}  # fmt: skip
+
+
+def product(tile: cuda_linear.Tile) -> tuple[Any, dict[str, Any], int]:
+    m, n, k, warps, _ = tile
+    sizes = {"OUTPUTS": 2 * FEED_FORWARD, "INPUTS": HIDDEN, "M": m, "N": n, "K": k, "GROUP": 8}
+    return cuda_linear._product_kernel, sizes, warps
+
+
+FLOATS = {"logprob": {"out": "*fp32"}}  # results in another type than the rest
+
+KERNELS: dict[str, tuple[Any, dict[str, Any], int]] = {
+    "few rows": product(cuda_linear.FEW_ROWS),
+    "many rows": product(cuda_linear.MANY_ROWS),
+    "norm": (cuda_rows._norm_kernel, {"WIDTH": HIDDEN, "BLOCK": WIDE, "ADD": True}, 16),
+    "rotary": (cuda_rows._rotate_kernel, {"HEADS": 32, "HALF": HEAD // 2, "BLOCK": HEAD // 2}, 1),
+    "silu": (cuda_rows._silu_kernel, {"WIDTH": FEED_FORWARD, "BLOCK": 1024}, 4),
+    "temper": (cuda_rows._temper_kernel, {"WIDTH": VOCABULARY, "BLOCK": 1024}, 4),
+    "logprob": (cuda_rows._logprob_kernel, {"WIDTH": VOCABULARY, "BLOCK": 4096}, 16),
+    "logit gradient": (cuda_rows._logit_gradient_kernel, {"WIDTH": VOCABULARY, "BLOCK": 1024}, 4),
+    "query gradient": (cuda_attention._query_gradient_kernel, ATTENTION, 4),
+    "key gradient": (cuda_attention._key_gradient_kernel, ATTENTION, 4),
+    "norm gradient": (
+        cuda_gradients._norm_gradient_kernel,
+        {"WIDTH": HIDDEN, "BLOCK": WIDE, "ROWS": 1, "TILES": 16, "MORE": True},
+        16,
+    ),
+    "head norm gradient": (
+        cuda_gradients._norm_gradient_kernel,
+        {"WIDTH": HEAD, "BLOCK": HEAD, "ROWS": 16, "TILES": 16, "MORE": False},
+        4,
+    ),
+    "silu gradient": (cuda_gradients._silu_gradient_kernel, {"WIDTH": FEED_FORWARD, "BLOCK": 1024}, 4),
+}
+
+
+@pytest.mark.parametrize("name", list(KERNELS))
+def test_it_compiles_for_hopper(name: str) -> None:
+    import triton
+    from triton.backends.compiler import GPUTarget
+    from triton.compiler import ASTSource
+
+    kernel, sizes, warps = KERNELS[name]
+    signature = {
+        argument: "constexpr" if argument in sizes else OTHER.get(argument, "*bf16")
+        for argument in kernel.arg_names
+    }
+    signature |= FLOATS.get(name, {})
+    places = {(kernel.arg_names.index(argument),): size for argument, size in sizes.items()}
+    made = triton.compile(
+        ASTSource(fn=kernel, signature=signature, constexprs=places),
+        target=GPUTarget("cuda", 90, 32),
+        options={"num_warps": warps},
+    )
+    assert made.asm["cubin"]
+    assert made.metadata.shared <= 227 << 10  # bytes that a program can have there

@@ -12,6 +12,7 @@ import asyncio
 import contextlib
 import itertools
 import json
+import os
 import socket
 from collections.abc import Awaitable, Callable
 from typing import Protocol
@@ -151,6 +152,7 @@ class Channel:
                 await self._task
         if self._writer is not None:
             if (ours := self._writer.get_extra_info("socket")) is not None:  # None for a pipe
-                with contextlib.suppress(OSError):
-                    ours.shutdown(socket.SHUT_RDWR)
+                # By a copy: what uvloop gives cannot be shut down itself.
+                with contextlib.suppress(OSError), socket.socket(fileno=os.dup(ours.fileno())) as copy:
+                    copy.shutdown(socket.SHUT_RDWR)
             self._writer.close()

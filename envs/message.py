@@ -86,7 +86,7 @@ def observation(shown: object, role: Role, *, name: str | None = None) -> Observ
 
 def _checked(messages: tuple[Any, ...], images: tuple[Any, ...]) -> Observation:
     for message in messages:
-        if not _is_message(message):
+        if not is_message(message):
             raise TypeError(
                 f"it returned {reprlib.repr(message)} as a message; write {{'role': R, 'content': C}}: R is "
                 f"one of {', '.join(get_args(Role))}, C a text or a list of text and image parts"
@@ -99,7 +99,8 @@ def _checked(messages: tuple[Any, ...], images: tuple[Any, ...]) -> Observation:
     return Observation(messages=messages, images=images)
 
 
-def _is_message(message: object) -> bool:
+def is_message(message: object) -> bool:
+    """Whether it has a role and a content: a text, or a list of text parts and image parts."""
     if not isinstance(message, dict) or message.get("role") not in get_args(Role):
         return False
     content = message.get("content")

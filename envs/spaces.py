@@ -12,7 +12,7 @@ from typing import Any
 
 import gymnasium
 
-from .message import Message, Observation, count_images
+from .message import Message, Observation, count_images, is_message
 
 _PLAIN = ("", " ", "\n", "42", "é", "中", "🙂")
 _WORDS = (*_PLAIN, "\\boxed{4}", "<tool_call>", "</tool_call>", '{"name": "python"}')
@@ -83,24 +83,3 @@ class ChatSpace(gymnasium.Space[Observation]):
 
     def __repr__(self) -> str:
         return "ChatSpace()"
-
-
-def is_message(value: Any) -> bool:
-    """Whether it has a role and a content: a text, or a list of text parts and image parts."""
-    return (
-        isinstance(value, dict)
-        and value.get("role") in ("system", "user", "assistant", "tool")
-        and _is_content(value.get("content"))
-    )
-
-
-def _is_content(value: Any) -> bool:
-    if isinstance(value, str):
-        return True
-    return isinstance(value, list) and all(
-        isinstance(part, dict)
-        and (
-            part.get("type") == "image" or (part.get("type") == "text" and isinstance(part.get("text"), str))
-        )
-        for part in value
-    )

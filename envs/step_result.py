@@ -20,8 +20,7 @@ import numpy as np
 
 from ..errors import EnvironmentBug, NonFinite
 from .bug import source_of, told
-from .message import Observation, count_images
-from .spaces import is_message
+from .message import Observation, count_images, is_message
 
 Info = dict[str, Any]
 _DICTIONARY = (dict, Mapping)  # in this order: asking for a Mapping is slow, and most are dictionaries

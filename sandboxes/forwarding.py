@@ -6,6 +6,7 @@ Waits: as the inner one does.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from types import TracebackType
 from typing import Self
 
@@ -29,6 +30,10 @@ class ForwardingSandbox:
         """Its name, unique for its provider."""
         return self._inner.id
 
+    def _asked(self) -> AbstractContextManager[None]:
+        """Around what is asked of its programs and files: a subclass may tell errors otherwise."""
+        return nullcontext()
+
     async def exec(
         self,
         argv: Sequence[str],
@@ -40,9 +45,10 @@ class ForwardingSandbox:
         output_limit: int | None = None,
     ) -> ExecResult:
         """Run a command."""
-        return await self._inner.exec(
-            argv, stdin=stdin, env=env, cwd=cwd, timeout_s=timeout_s, output_limit=output_limit
-        )
+        with self._asked():
+            return await self._inner.exec(
+                argv, stdin=stdin, env=env, cwd=cwd, timeout_s=timeout_s, output_limit=output_limit
+            )
 
     async def start(
         self,
@@ -54,11 +60,15 @@ class ForwardingSandbox:
         output_limit: int | None = None,
     ) -> Process:
         """Start a command and talk with it."""
-        return await self._inner.start(argv, env=env, cwd=cwd, timeout_s=timeout_s, output_limit=output_limit)
+        with self._asked():
+            return await self._inner.start(
+                argv, env=env, cwd=cwd, timeout_s=timeout_s, output_limit=output_limit
+            )
 
     async def python(self, code: str, *, session: str, timeout_s: float | None = None) -> ExecResult:
         """Run one cell of a stateful interpreter."""
-        return await self._inner.python(code, session=session, timeout_s=timeout_s)
+        with self._asked():
+            return await self._inner.python(code, session=session, timeout_s=timeout_s)
 
     async def end_session(self, session: str) -> None:
         """Stop an interpreter."""
@@ -66,15 +76,18 @@ class ForwardingSandbox:
 
     async def read(self, path: str, *, max_bytes: int = 8 << 20) -> bytes:
         """A file of its writable folders."""
-        return await self._inner.read(path, max_bytes=max_bytes)
+        with self._asked():
+            return await self._inner.read(path, max_bytes=max_bytes)
 
     async def write(self, path: str, data: bytes, *, mode: int = 0o644) -> None:
         """Replace a file."""
-        await self._inner.write(path, data, mode=mode)
+        with self._asked():
+            await self._inner.write(path, data, mode=mode)
 
     async def list_dir(self, path: str) -> list[FileEntry]:
         """What lies in a folder."""
-        return await self._inner.list_dir(path)
+        with self._asked():
+            return await self._inner.list_dir(path)
 
     async def snapshot(self) -> Snapshot:
         """Its files as they are now."""
@@ -82,7 +95,8 @@ class ForwardingSandbox:
 
     async def reset(self, *, to: Snapshot | None = None) -> None:
         """As new, or with the files of a snapshot."""
-        await self._inner.reset(to=to)
+        with self._asked():
+            await self._inner.reset(to=to)
 
     async def keepalive(self, ttl_s: float) -> None:
         """It lives for at least that long from now; Died when it does not live."""

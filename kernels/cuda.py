@@ -153,9 +153,9 @@ class AlignedCuda:
 
     def contract(self) -> str:
         choices = {
-            "linear": f"triton {cuda_linear.FEW_ROWS} {cuda_linear.MANY_ROWS}, cublaslt without workspace",
+            "linear": f"triton {cuda_linear.TILES}, cublaslt without workspace",
             "attention": f"one split, {cuda_library.load()}",
-            "norm": "float32 mean, unrounded residual sum",
+            "norm": f"float32 mean in tiles of {cuda_rows.TILE}, unrounded residual sum",
             "rotary": "table in the dtype",
             "logprobs": "logits / temperature rounded to the dtype, then float32",
         }

@@ -13,7 +13,7 @@ import torch
 import triton.language as tl
 from torch import Tensor
 
-from .cuda_rows import ready
+from .cuda_rows import ready, vectors_of
 from .triton_kernel import kernel, next_power_of_2
 
 _ELEMENTS = 2048  # of a tile of a norm
@@ -24,7 +24,8 @@ _COLUMNS = 1024
 @kernel
 def _norm_gradient_kernel(  # type: ignore[no-untyped-def]
     x, weight, grad, more, dx, parts, rows, eps,
-    WIDTH: tl.constexpr, BLOCK: tl.constexpr, ROWS: tl.constexpr, TILES: tl.constexpr, MORE: tl.constexpr,
+    WIDTH: tl.constexpr, BLOCK: tl.constexpr, ROWS: tl.constexpr, COUNT: tl.constexpr, STRIDE: tl.constexpr,
+    TILES: tl.constexpr, MORE: tl.constexpr,
 ) -> None:  # fmt: skip
     program = tl.program_id(0).to(tl.int64)
     columns = tl.arange(0, BLOCK)
@@ -34,7 +35,8 @@ def _norm_gradient_kernel(  # type: ignore[no-untyped-def]
         row = (program * TILES + tile) * ROWS + tl.arange(0, ROWS)
         kept = (row < rows)[:, None] & (columns < WIDTH)[None, :]
         place = row[:, None] * WIDTH + columns[None, :]
-        wide = tl.load(x + place, mask=kept, other=0.0).to(tl.float32)
+        read = (row // COUNT * STRIDE + row % COUNT * WIDTH)[:, None] + columns[None, :]
+        wide = tl.load(x + read, mask=kept, other=0.0).to(tl.float32)
         change = tl.load(grad + place, mask=kept, other=0.0).to(tl.float32)
         scale = tl.rsqrt(tl.sum(wide * wide, axis=1) / WIDTH + eps)
         unit = wide * scale[:, None]
@@ -55,15 +57,16 @@ def rms_norm_gradients(
 
     more  [..., H]  added to the gradient of x: that of a residual sum
     """
-    x, grad, width = ready(x), ready(grad), x.shape[-1]
-    dx, rows = torch.empty_like(x), x.numel() // width
+    x, count, stride = vectors_of(x)
+    grad, width = ready(grad), x.shape[-1]
+    dx, rows = torch.empty_like(grad), x.numel() // width
     block = next_power_of_2(width)
     tall = max(_ELEMENTS // block, 1)
     programs = max(-(-rows // (tall * _TILES)), 1)
     parts = torch.empty(programs, width, dtype=torch.float32, device=x.device)
     _norm_gradient_kernel[(programs,)](
         x, ready(weight), grad, grad if more is None else ready(more), dx, parts, rows, eps,
-        WIDTH=width, BLOCK=block, ROWS=tall, TILES=_TILES, MORE=more is not None,
+        WIDTH=width, BLOCK=block, ROWS=tall, COUNT=count, STRIDE=stride, TILES=_TILES, MORE=more is not None,
         num_warps=min(max(block // 256, 4), 16),
     )  # fmt: skip
     return dx, parts.sum(0).to(weight.dtype)

@@ -11,6 +11,7 @@ workspace to split a sum in: `require_whole_sums` takes it away and checks that 
 
 from __future__ import annotations
 
+import functools
 import os
 
 import torch
@@ -25,10 +26,14 @@ from .triton_kernel import kernel
 # rows, outputs and inputs of one step of a program, warps, steps in flight
 Tile = tuple[int, int, int, int, int]
 
-# At least 64 rows: below, Triton would take another tensor core instruction, which sums otherwise.
+# The first one whose programs fit on the GPU at once is taken; where none does, one of the last two. At least
+# 64 rows: below, Triton would take another tensor core instruction, which sums otherwise. Chosen on an H200.
+FITTING: tuple[Tile, ...] = ((64, 16, 128, 4, 6), (64, 32, 64, 4, 8), (64, 64, 64, 4, 6), (128, 64, 64, 8, 5))
 FEW_ROWS: Tile = (64, 64, 64, 4, 4)
 MANY_ROWS: Tile = (128, 128, 64, 8, 4)
+TILES = *FITTING, FEW_ROWS, MANY_ROWS
 _FEW = 64
+_AT_ONCE = 132  # multiprocessors of a Hopper GPU
 _LARGE = 40_000_000_000  # multiplications: from here on cuBLASLt wins over its launch (an H200)
 _GROUP = 8
 
@@ -86,10 +91,24 @@ def require_whole_sums() -> None:
         )
 
 
+@functools.lru_cache(maxsize=4096)
+def tile_for(rows: int, outputs: int) -> Tile:
+    """The tile of a product of that shape: few outputs are shared among many programs.
+
+    >>> tile_for(16, 1024)[:2], tile_for(16, 6144)[:2], tile_for(256, 4096)[:2], tile_for(8192, 4096)[:2]
+    ((64, 16), (64, 64), (128, 64), (128, 128))
+    """
+    for tile in FITTING:
+        m, n, *_ = tile
+        if -(-rows // m) * -(-outputs // n) <= _AT_ONCE and (m == _FEW or rows > _FEW):
+            return tile
+    return FEW_ROWS if rows <= _FEW else MANY_ROWS
+
+
 def product(x: Tensor, weight: Tensor, tile: Tile | None = None) -> Tensor:
     """x [..., K] times weight [N, K] transposed: [..., N] in the dtype of x.
 
-    tile  of the Triton kernel; None: chosen by the number of rows, or cuBLASLt where the product is large
+    tile  of the Triton kernel; None: chosen by the shape, or cuBLASLt where the product is large
     """
     outputs, inputs = weight.shape
     flat = ready(x.reshape(-1, inputs))
@@ -98,7 +117,7 @@ def product(x: Tensor, weight: Tensor, tile: Tile | None = None) -> Tensor:
         return F.linear(flat, weight).view(*x.shape[:-1], outputs)
     out = torch.empty(rows, outputs, dtype=x.dtype, device=x.device)
     if rows:
-        m, n, k, warps, stages = tile or (FEW_ROWS if rows <= _FEW else MANY_ROWS)
+        m, n, k, warps, stages = tile or tile_for(rows, outputs)
         grid = (-(-rows // m) * -(-outputs // n),)
         _product_kernel[grid](
             flat, ready(weight), out, rows, OUTPUTS=outputs, INPUTS=inputs, M=m, N=n, K=k, GROUP=_GROUP,

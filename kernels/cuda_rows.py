@@ -21,6 +21,7 @@ from .triton_kernel import kernel, next_power_of_2
 
 _ALIGNMENT = 16
 _COLUMNS = 1024
+TILE = 2048  # elements of a program that takes several rows
 _VOCABULARY = 4096
 _NO_FUSION = {"enable_fp_fusion": False}
 
@@ -31,41 +32,59 @@ def ready(x: Tensor) -> Tensor:
     return x if x.data_ptr() % _ALIGNMENT == 0 else x.clone()
 
 
+def vectors_of(x: Tensor) -> tuple[Tensor, int, int]:
+    """(x, n, stride): vector r of x [T, n, D], or [T, D], begins at r // n * stride + r % n * D.
+
+    Some columns of a product are read where they lie; what lies otherwise is copied.
+    """
+    width, count = x.shape[-1], x.shape[1] if x.dim() == 3 else 1
+    beside = x.stride(-1) == 1 and (count == 1 or x.stride(1) == width)
+    if x.dim() in (2, 3) and beside and x.stride(0) % _ALIGNMENT == 0 and x.data_ptr() % _ALIGNMENT == 0:
+        return x, count, x.stride(0)
+    return ready(x), count, count * width
+
+
 @kernel
 def _norm_kernel(  # type: ignore[no-untyped-def]
-    x, residual, weight, out, total, eps,
-    WIDTH: tl.constexpr, BLOCK: tl.constexpr, ADD: tl.constexpr,
+    x, residual, weight, out, total, rows, eps,
+    WIDTH: tl.constexpr, BLOCK: tl.constexpr, ROWS: tl.constexpr, COUNT: tl.constexpr, STRIDE: tl.constexpr,
+    ADDED: tl.constexpr,
 ) -> None:  # fmt: skip
     columns = tl.arange(0, BLOCK)
-    inside = columns < WIDTH
-    place = tl.program_id(0).to(tl.int64) * WIDTH + columns
-    wide = tl.load(x + place, mask=inside, other=0.0).to(tl.float32)
-    if ADD:
-        wide += tl.load(residual + place, mask=inside, other=0.0).to(tl.float32)
-        tl.store(total + place, wide.to(total.dtype.element_ty), mask=inside)
-    mean = tl.sum(wide * wide, axis=0) / WIDTH
-    normed = (wide * tl.rsqrt(mean + eps)).to(out.dtype.element_ty).to(tl.float32)
-    scaled = normed * tl.load(weight + columns, mask=inside, other=0.0).to(tl.float32)
-    tl.store(out + place, scaled.to(out.dtype.element_ty), mask=inside)
+    row = tl.program_id(0).to(tl.int64) * ROWS + tl.arange(0, ROWS)
+    kept = (row < rows)[:, None] & (columns < WIDTH)[None, :]
+    place = row[:, None] * WIDTH + columns[None, :]
+    inside = (row % COUNT * WIDTH)[:, None] + columns[None, :]
+    read = (row // COUNT * STRIDE)[:, None] + inside
+    wide = tl.load(x + read, mask=kept, other=0.0).to(tl.float32)
+    if ADDED is not None:
+        read = (row // COUNT * ADDED)[:, None] + inside
+        wide += tl.load(residual + read, mask=kept, other=0.0).to(tl.float32)
+        tl.store(total + place, wide.to(total.dtype.element_ty), mask=kept)
+    mean = tl.sum(wide * wide, axis=1) / WIDTH
+    normed = (wide * tl.rsqrt(mean + eps)[:, None]).to(out.dtype.element_ty).to(tl.float32)
+    scales = tl.load(weight + columns, mask=columns < WIDTH, other=0.0).to(tl.float32)
+    tl.store(out + place, (normed * scales[None, :]).to(out.dtype.element_ty), mask=kept)
 
 
 def _norm(x: Tensor, residual: Tensor | None, weight: Tensor, eps: float) -> tuple[Tensor, Tensor]:
-    x, weight = ready(x), ready(weight.to(x.dtype))
-    held = x if residual is None else ready(residual)
-    out = torch.empty_like(x)
-    total = out if residual is None else torch.empty_like(x)
+    x, count, stride = vectors_of(x)
+    held, _, added = (x, count, None) if residual is None else vectors_of(residual)
+    out = torch.empty(x.shape, dtype=x.dtype, device=x.device)
+    total = out if residual is None else torch.empty_like(out)
     width = x.shape[-1]
     if rows := x.numel() // width:
         block = next_power_of_2(width)
-        _norm_kernel[(rows,)](
-            x, held, weight, out, total, eps, WIDTH=width, BLOCK=block, ADD=residual is not None,
-            num_warps=_warps(block), **_NO_FUSION,
+        tall = max(TILE // block, 1)
+        _norm_kernel[(-(-rows // tall),)](
+            x, held, ready(weight.to(x.dtype)), out, total, rows, eps, WIDTH=width, BLOCK=block, ROWS=tall,
+            COUNT=count, STRIDE=stride, ADDED=added, num_warps=_warps(tall * block), **_NO_FUSION,
         )  # fmt: skip
     return out, total
 
 
-def _warps(block: int) -> int:
-    return min(max(block // 256, 1), 16)
+def _warps(elements: int) -> int:
+    return min(max(elements // 256, 1), 16)
 
 
 def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
@@ -80,33 +99,37 @@ def add_rms_norm(x: Tensor, residual: Tensor, weight: Tensor, eps: float) -> tup
 
 @kernel
 def _rotate_kernel(  # type: ignore[no-untyped-def]
-    x, positions, table, out,
-    HEADS: tl.constexpr, HALF: tl.constexpr, BLOCK: tl.constexpr,
+    x, positions, table, out, rows,
+    COUNT: tl.constexpr, STRIDE: tl.constexpr, HALF: tl.constexpr, BLOCK: tl.constexpr, ROWS: tl.constexpr,
 ) -> None:  # fmt: skip
-    token, head = tl.program_id(0).to(tl.int64), tl.program_id(1)
-    columns = tl.arange(0, BLOCK)
-    inside = columns < HALF
-    angles = tl.load(positions + token) * 2 * HALF + columns
-    cos = tl.load(table + angles, mask=inside, other=0.0).to(tl.float32)
-    sin = tl.load(table + angles + HALF, mask=inside, other=0.0).to(tl.float32)
-    place = (token * HEADS + head) * 2 * HALF + columns
-    first = tl.load(x + place, mask=inside, other=0.0).to(tl.float32)
-    second = tl.load(x + place + HALF, mask=inside, other=0.0).to(tl.float32)
+    columns = tl.arange(0, BLOCK)[None, :]
+    row = tl.program_id(0).to(tl.int64) * ROWS + tl.arange(0, ROWS)
+    token = row // COUNT
+    kept = (row < rows)[:, None] & (columns < HALF)
+    angles = tl.load(positions + token, mask=row < rows, other=0)[:, None] * 2 * HALF + columns
+    cos = tl.load(table + angles, mask=kept, other=0.0).to(tl.float32)
+    sin = tl.load(table + angles + HALF, mask=kept, other=0.0).to(tl.float32)
+    read = (token * STRIDE + row % COUNT * 2 * HALF)[:, None] + columns
+    first = tl.load(x + read, mask=kept, other=0.0).to(tl.float32)
+    second = tl.load(x + read + HALF, mask=kept, other=0.0).to(tl.float32)
+    place = row[:, None] * 2 * HALF + columns
     kind = out.dtype.element_ty
-    tl.store(out + place, (first * cos - second * sin).to(kind), mask=inside)
-    tl.store(out + place + HALF, (second * cos + first * sin).to(kind), mask=inside)
+    tl.store(out + place, (first * cos - second * sin).to(kind), mask=kept)
+    tl.store(out + place + HALF, (second * cos + first * sin).to(kind), mask=kept)
 
 
 def rotate(x: Tensor, positions: Tensor, table: Tensor) -> Tensor:
     """x [T, H, D] rotated by the angles of int64 positions [T] in table [P, D]."""
-    x = ready(x)
-    out = torch.empty_like(x)
-    tokens, heads, width = x.shape
-    if tokens:
+    x, count, stride = vectors_of(x)
+    out = torch.empty(x.shape, dtype=x.dtype, device=x.device)
+    width = x.shape[-1]
+    if rows := x.numel() // width:
         block = next_power_of_2(width // 2)
-        _rotate_kernel[(tokens, heads)](
-            x, positions, table, out, HEADS=heads, HALF=width // 2, BLOCK=block, num_warps=1, **_NO_FUSION
-        )
+        tall = max(TILE // 2 // block, 1)
+        _rotate_kernel[(-(-rows // tall),)](
+            x, positions, table, out, rows, COUNT=count, STRIDE=stride, HALF=width // 2,
+            BLOCK=block, ROWS=tall, num_warps=4, **_NO_FUSION,
+        )  # fmt: skip
     return out
 
 

@@ -14,14 +14,14 @@ from torch import Tensor
 
 def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
     """Root-mean-square norm (Zhang and Sennrich 2019): mean in float32 or wider, weight last."""
-    wide = x.to(torch.promote_types(x.dtype, torch.float32))
+    wide = x.contiguous().to(torch.promote_types(x.dtype, torch.float32))
     return _scaled(wide, weight.to(x.dtype), eps)
 
 
 def add_rms_norm(x: Tensor, residual: Tensor, weight: Tensor, eps: float) -> tuple[Tensor, Tensor]:
     """(norm of the unrounded sum, the sum rounded to the dtype of x)."""
     wide = torch.promote_types(x.dtype, torch.float32)
-    total = x.to(wide) + residual.to(wide)
+    total = x.contiguous().to(wide) + residual.contiguous().to(wide)
     return _scaled(total, weight.to(x.dtype), eps), total.to(x.dtype)
 
 

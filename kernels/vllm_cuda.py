@@ -90,7 +90,7 @@ def _rotary(layer: Any, positions: Tensor, query: Tensor, key: Tensor | None = N
         raise _refused("rotary embedding", "one in pairs, of a part of a head, or without keys")
     table = layer._match_cos_sin_cache_dtype(query)
     rotated = [
-        cuda_rows.rotate(x.reshape(x.shape[0], -1, layer.head_size), positions, table).view(x.shape)
+        cuda_rows.rotate(x.view(x.shape[0], -1, layer.head_size), positions, table).view(x.shape)
         for x in (query, key)
     ]
     return rotated[0], rotated[1]

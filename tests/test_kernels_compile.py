@@ -17,7 +17,7 @@ from rz_agent.kernels import cuda_attention, cuda_gradients, cuda_linear, cuda_r
 pytestmark = pytest.mark.skipif(os.environ.get("TRITON_INTERPRET") == "1", reason="kernels are interpreted")
 
 HIDDEN, WIDE, FEED_FORWARD, HEAD, VOCABULARY = 2560, 4096, 9728, 128, 151936
-ATTENTION = {"HEADS": 32, "KV_HEADS": 8, "WIDTH": HEAD, "D": HEAD, "BLOCK": cuda_attention._BLOCK}
+ATTENTION = {"HEADS": 32, "KV_HEADS": 8, "WIDTH": HEAD, "D": HEAD}
 # Types of what is no tensor in bfloat16.
 OTHER = {
     "positions": "*i64", "ids": "*i64", "blocks": "*i32", "temperatures": "*fp32", "log_sums": "*fp32",
@@ -32,27 +32,49 @@ def product(tile: cuda_linear.Tile) -> tuple[Any, dict[str, Any], int]:
     return cuda_linear._product_kernel, sizes, warps
 
 
+def attention(kernel: Any, tile: cuda_attention.Tile) -> tuple[Any, dict[str, Any], int]:
+    own, step, warps, _ = tile
+    return kernel, ATTENTION | {"OWN": own, "STEP": step}, warps
+
+
 FLOATS = {"logprob": {"out": "*fp32"}}  # results in another type than the rest
 
 KERNELS: dict[str, tuple[Any, dict[str, Any], int]] = {
-    "few rows": product(cuda_linear.FEW_ROWS),
-    "many rows": product(cuda_linear.MANY_ROWS),
-    "norm": (cuda_rows._norm_kernel, {"WIDTH": HIDDEN, "BLOCK": WIDE, "ADD": True}, 16),
-    "rotary": (cuda_rows._rotate_kernel, {"HEADS": 32, "HALF": HEAD // 2, "BLOCK": HEAD // 2}, 1),
+    **{f"product {tile}": product(tile) for tile in cuda_linear.TILES},
+    "norm": (
+        cuda_rows._norm_kernel,
+        {"WIDTH": HIDDEN, "BLOCK": WIDE, "ROWS": 1, "COUNT": 1, "STRIDE": HIDDEN, "ADDED": HIDDEN},
+        16,
+    ),
+    "head norm": (
+        cuda_rows._norm_kernel,
+        {"WIDTH": HEAD, "BLOCK": HEAD, "ROWS": 16, "COUNT": 32, "STRIDE": 6144, "ADDED": None},
+        8,
+    ),
+    "rotary": (
+        cuda_rows._rotate_kernel,
+        {"COUNT": 32, "STRIDE": 6144, "HALF": HEAD // 2, "BLOCK": HEAD // 2, "ROWS": 16},
+        4,
+    ),
     "silu": (cuda_rows._silu_kernel, {"WIDTH": FEED_FORWARD, "BLOCK": 1024}, 4),
     "temper": (cuda_rows._temper_kernel, {"WIDTH": VOCABULARY, "BLOCK": 1024}, 4),
     "logprob": (cuda_rows._logprob_kernel, {"WIDTH": VOCABULARY, "BLOCK": 4096}, 16),
     "logit gradient": (cuda_rows._logit_gradient_kernel, {"WIDTH": VOCABULARY, "BLOCK": 1024}, 4),
-    "query gradient": (cuda_attention._query_gradient_kernel, ATTENTION, 4),
-    "key gradient": (cuda_attention._key_gradient_kernel, ATTENTION, 4),
+    "query gradient": attention(cuda_attention._query_gradient_kernel, cuda_attention.QUERY_TILE),
+    "key gradient": attention(cuda_attention._key_gradient_kernel, cuda_attention.KEY_TILE),
+    "inner products": (
+        cuda_attention._inner_kernel,
+        {"HEADS": 32, "WIDTH": HEAD, "D": HEAD, "ROWS": cuda_attention._ROWS},
+        4,
+    ),
     "norm gradient": (
         cuda_gradients._norm_gradient_kernel,
-        {"WIDTH": HIDDEN, "BLOCK": WIDE, "ROWS": 1, "TILES": 16, "MORE": True},
+        {"WIDTH": HIDDEN, "BLOCK": WIDE, "ROWS": 1, "COUNT": 1, "STRIDE": HIDDEN, "TILES": 16, "MORE": True},
         16,
     ),
     "head norm gradient": (
         cuda_gradients._norm_gradient_kernel,
-        {"WIDTH": HEAD, "BLOCK": HEAD, "ROWS": 16, "TILES": 16, "MORE": False},
+        {"WIDTH": HEAD, "BLOCK": HEAD, "ROWS": 16, "COUNT": 32, "STRIDE": 6144, "TILES": 16, "MORE": False},
         4,
     ),
     "silu gradient": (cuda_gradients._silu_gradient_kernel, {"WIDTH": FEED_FORWARD, "BLOCK": 1024}, 4),

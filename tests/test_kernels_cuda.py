@@ -81,11 +81,43 @@ def test_row_operations_compute_the_formulas(dtype: torch.dtype, width: int) -> 
     close(cuda_rows.rotate(heads, positions, table), formulas.rotate(heads, positions, table))
 
 
+@runnable
+def test_a_part_of_the_columns_of_a_product_is_read_where_it_lies() -> None:
+    product, residual = drawn(70, 5 * 32), drawn(70, 2 * 32, seed=1)
+    weight, positions = drawn(32, seed=2), torch.arange(70, device=DEVICE)
+    table = formulas.rotary_table(32, 1e4, 128, torch.float32).to(DEVICE)
+    heads, half = product[:, 32:128].view(70, 3, 32), residual.chunk(2, -1)[1].unsqueeze(1)
+    other = product[:, :32].unsqueeze(1)
+    assert not any(x.is_contiguous() for x in (heads, half, other))
+    same: list[tuple[Operation, tuple[Any, ...]]] = [
+        (cuda_rows.rms_norm, (heads, weight, 1e-6)),
+        (cuda_rows.rotate, (heads, positions, table)),
+        (cuda_rows.add_rms_norm, (other, half, weight, 1e-6)),
+        (cuda_gradients.rms_norm_gradients, (heads, weight, heads.flip(0), 1e-6)),
+    ]
+    for operation, given in same:
+        copies = [x.contiguous() if isinstance(x, Tensor) else x for x in given]
+        pairs = zip(as_tuple(operation(*given)), as_tuple(operation(*copies)), strict=True)
+        assert all(torch.equal(there, copied) for there, copied in pairs), operation
+
+
+@runnable
+def test_a_row_has_the_same_bits_at_every_place() -> None:
+    x, residual, weight = drawn(1, 4, 96), drawn(1, 4, 96, seed=1), drawn(96, seed=2)
+    found = cuda_rows.add_rms_norm(x.expand(33, 4, 96), residual.expand(33, 4, 96), weight, 1e-6)
+    for many, one in zip(found, cuda_rows.add_rms_norm(x, residual, weight, 1e-6), strict=True):
+        assert all(torch.equal(row, one[0]) for row in many)
+
+
+def as_tuple(found: Any) -> tuple[Tensor, ...]:
+    return found if isinstance(found, tuple) else (found,)
+
+
 def gradients(operation: Operation, tensors: Sequence[Tensor], *rest: Any) -> tuple[Tensor, ...]:
     """Of the operation's outputs, weighted at random, in its tensors."""
     inputs = [tensor.clone().requires_grad_() for tensor in tensors]
     found = operation(*inputs, *rest)
-    outputs = found if isinstance(found, tuple) else (found,)
+    outputs = as_tuple(found)
     weights = [drawn(*out.shape, seed=9 + i) for i, out in enumerate(outputs)]
     return torch.autograd.grad(outputs, inputs, weights)
 
@@ -103,9 +135,9 @@ def test_token_logprobs_and_their_gradient_are_those_of_log_softmax(vocabulary: 
 
 @runnable
 @pytest.mark.parametrize(("rows", "outputs", "inputs"), [(1, 96, 128), (70, 130, 96), (130, 64, 72)])
-def test_a_product_is_that_of_linear_with_either_tile(rows: int, outputs: int, inputs: int) -> None:
+def test_a_product_is_that_of_linear_with_every_tile(rows: int, outputs: int, inputs: int) -> None:
     x, weight = drawn(rows, inputs), drawn(outputs, inputs, seed=1)
-    for tile in (cuda_linear.FEW_ROWS, cuda_linear.MANY_ROWS):
+    for tile in cuda_linear.TILES:
         close(cuda_linear.product(x, weight, tile), x @ weight.t(), 1e-4)
 
 

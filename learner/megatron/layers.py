@@ -59,7 +59,7 @@ class Norm(torch.nn.Module):
         width = self.weight.shape[0]
         if hidden.shape[-1] == width:  # the embedding: nothing has been added yet
             return self.operations.rms_norm(hidden, self.weight, self.eps), hidden
-        output, residual = (half.contiguous() for half in hidden.chunk(2, -1))
+        output, residual = hidden.chunk(2, -1)
         return self.operations.add_rms_norm(output, residual, self.weight, self.eps)
 
 
@@ -169,7 +169,7 @@ class RotaryAttention(SelfAttention):  # type: ignore[misc]
             self.num_query_groups_per_partition,
         )
         by_head = mixed.view(mixed.shape[0], heads + 2 * groups, width)
-        query, key, value = (part.contiguous() for part in by_head.split([heads, groups, groups], 1))
+        query, key, value = by_head.split([heads, groups, groups], 1)
         if self.q_layernorm is not None:
             query, key = self.q_layernorm(query), self.k_layernorm(key)
         query, key = self.operations.rotary(query, key, packed_seq_params.positions, self.table)

@@ -41,7 +41,7 @@ async def measure(arguments: argparse.Namespace, model: Path) -> None:
     async with both_engines(config) as engines:
         print(f"both engines started in {time.perf_counter() - began:.0f} s", flush=True)
         print("| | fast, tokens/s | aligned, tokens/s | aligned / fast |\n| --- | --- | --- | --- |")
-        work = [(f"decode, {n} requests", n, 16, DECODED, DECODED) for n in AT_ONCE]
+        work = [(f"decode, {n} requests", n, 16, DECODED, DECODED) for n in arguments.at_once]
         work.append((f"prefill, 64 x {PREFILLED:,}", 64, PREFILLED, 1, PREFILLED))
         for name, count, length, new, counted in work:
             draw = partial(prompts, rng, count, length, vocabulary)
@@ -61,6 +61,7 @@ def main() -> None:
     )
     parser.add_argument("--shape", choices=sorted(SHAPES), default="0.6b")
     parser.add_argument("--passes", type=int, default=3, help="after one to warm up")
+    parser.add_argument("--at-once", type=int, nargs="*", default=AT_ONCE, help="requests decoded at once")
     parser.add_argument("--kv-cache-gb", type=float, default=20.0)
     arguments = parser.parse_args()
     with tempfile.TemporaryDirectory() as scratch:

@@ -8,7 +8,8 @@
 Both sides hold the same weights and train on the same batches in one process, in turn. Scoring (what the
 audit does) is timed beside it. Episodes are of random tokens: a turn of observation, then a turn of action.
 "hugging face" is transformers' model with SDPA, gradient checkpointing with --recompute, and torch's fused
-AdamW on the model's own dtype: less work and memory than the float32 masters of the learner.
+AdamW on the model's own dtype: less work and memory than the float32 masters and moments of the learner.
+"hugging face, float32 masters" has those too: its weights are float32, and autocast computes in --dtype.
 """
 
 from __future__ import annotations
@@ -36,6 +37,7 @@ from rz_agent.learner.megatron.device import device
 from rz_agent.trajectory import Group, Segment, Trajectory
 
 GIB = 1 << 30
+HUGGING_FACE, WITH_MASTERS = "hugging face", "hugging face, float32 masters"
 GROUP_SIZE, OBSERVED, SAMPLED = 8, 12, 20
 
 
@@ -88,12 +90,14 @@ def timed(work: Callable[[], object]) -> float:
 class HuggingFace:
     """The same update by transformers: what a trainer without Megatron runs."""
 
-    def __init__(self, folder: Path, dtype: str, *, pack: int, recompute: bool) -> None:
+    def __init__(self, folder: Path, dtype: str, *, masters: bool, pack: int, recompute: bool) -> None:
         from transformers import AutoModelForCausalLM
 
+        computed: torch.dtype = getattr(torch, dtype)
         self._model: Any = AutoModelForCausalLM.from_pretrained(
-            folder, dtype=getattr(torch, dtype), attn_implementation="sdpa"
+            folder, dtype=torch.float32 if masters else computed, attn_implementation="sdpa"
         ).to(device())
+        self._computing = torch.autocast(device().type, computed, enabled=masters)
         if recompute:
             self._model.gradient_checkpointing_enable({"use_reentrant": False})
         self._model.train()
@@ -127,7 +131,8 @@ class HuggingFace:
         for first in range(0, len(segments), together):
             part = segments[first : first + together]
             ids = torch.stack([torch.from_numpy(s.token_ids).long() for s in part]).to(device())
-            logits = self._model(ids[:, :-1]).logits.float()
+            with self._computing:
+                logits = self._model(ids[:, :-1]).logits.float()
             chosen = logits.gather(-1, ids[:, 1:, None])[..., 0]
             yield part, chosen - logits.logsumexp(-1)
 
@@ -224,7 +229,9 @@ def main() -> None:
         def against() -> Learner | HuggingFace:
             if given.against == "standard":
                 return learner("standard")
-            return HuggingFace(folder, given.dtype, pack=given.pack, recompute=given.recompute)
+            masters = given.against == WITH_MASTERS
+            options = {"masters": masters, "pack": given.pack, "recompute": given.recompute}
+            return HuggingFace(folder, given.dtype, **options)
 
         sides = {"aligned": lambda: learner("aligned"), given.against: against}
         found = measure(sides, segments, given.passes, apart=given.apart)
@@ -237,7 +244,7 @@ def parsed() -> argparse.Namespace:
     which.add_argument("--model", type=Path, help="a Hugging Face folder")
     which.add_argument("--shape", choices=sorted(SHAPES), help="random weights of a published shape")
     arguments.add_argument("--dtype", default="float32", choices=["float32", "bfloat16"])
-    arguments.add_argument("--against", default="standard", choices=["standard", "hugging face"])
+    arguments.add_argument("--against", default="standard", choices=["standard", HUGGING_FACE, WITH_MASTERS])
     arguments.add_argument("--episodes", type=int, default=16)
     arguments.add_argument("--tokens", type=int, default=256, help="of an episode")
     arguments.add_argument("--pack", type=int, default=4096, help="tokens that run through a model at once")

@@ -8,8 +8,7 @@ Four repairs of Megatron-core 0.19.2 without TransformerEngine and Apex, on CUDA
 1. loading into an optimizer that never stepped fails (it demands one common step): its state is made first;
 2. loading fully reshardable state raises KeyError 'step': the missing key is filled in;
 3. after loading, all parameters share one step tensor, so each parameter's update counts once more for the
-next and
-   the bias corrections of AdamW differ: every parameter gets its own;
+   next and the bias corrections of AdamW differ: every parameter gets its own, on its device;
 4. a synchronous save starts a manager process only to hand its own result to itself: a plain queue does.
 """
 
@@ -76,6 +75,7 @@ def load(directory: Path, model: PolicyModel, optimizer: PolicyOptimizer) -> Non
         state = dist_checkpointing.load(_sharded_state(model, optimizer, loading=True), str(directory))
         model.module.load_state_dict(state["model"])
         optimizer.optimizer.load_state_dict(state["optimizer"])
+    optimizer.fuse()
     _own_steps(optimizer.optimizer)
     model.weights.advance()
 
@@ -179,10 +179,10 @@ def _make_state(optimizer: Any) -> None:
     """AdamW's state as it is before the first step, where it does not exist yet."""
     for parameter, state in _states(optimizer):
         if not state:
-            state["step"] = torch.tensor(0.0)
+            state["step"] = torch.zeros((), device=parameter.device)
             state["exp_avg"], state["exp_avg_sq"] = torch.zeros_like(parameter), torch.zeros_like(parameter)
 
 
 def _own_steps(optimizer: Any) -> None:
-    for _, state in _states(optimizer):
-        state["step"] = state["step"].clone()
+    for parameter, state in _states(optimizer):
+        state["step"] = state["step"].to(parameter.device, copy=True)

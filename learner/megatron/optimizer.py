@@ -39,7 +39,14 @@ class PolicyOptimizer:
             )
             self.optimizer = get_megatron_optimizer(_optimizer_config(config, model.dtype), [self.replica])
             model.config.finalize_model_grads_func = _finalize_sums
+            self.fuse()
             self.scheduler = _scheduler(self.optimizer, config)
+
+    def fuse(self) -> None:
+        """On CUDA: AdamW as one kernel; otherwise a step holds copies of the moments beside them."""
+        for group in self.optimizer.param_groups:
+            on_cuda = any(parameter.is_cuda for parameter in group["params"])
+            group["fused"], group["foreach"] = (True, False) if on_cuda else (None, None)
 
     def zero_gradients(self) -> None:
         self.replica.zero_grad_buffer()

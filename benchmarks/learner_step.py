@@ -33,10 +33,12 @@ from rich.console import Console
 from rich.table import Table
 from rz_agent.learner.learner import Learner
 from rz_agent.learner.learner_config import LearnerConfig
+from rz_agent.learner.megatron.architecture import Architecture
 from rz_agent.learner.megatron.device import device
 from rz_agent.trajectory import Group, Segment, Trajectory
 
 GIB = 1 << 30
+PEAK = 989e12  # dense operations a second, by the data sheet of H100 and H200
 HUGGING_FACE, WITH_MASTERS = "hugging face", "hugging face, float32 masters"
 GROUP_SIZE, OBSERVED, SAMPLED = 8, 12, 20
 
@@ -200,7 +202,21 @@ def peak() -> int:
     return torch.cuda.max_memory_allocated() if torch.cuda.is_available() else 0
 
 
-def show(found: Mapping[str, Figures], tokens: int) -> None:
+def needed(folder: Path, tokens: int) -> float:
+    """Operations of an update per token of episodes of that length, without any that are repeated.
+
+    Six per token and weight: of the layers, and for action tokens of the head. Causal attention: two products
+    forward and four backward, each over half of the keys.
+    """
+    model = Architecture.read(folder)
+    width = model.heads * model.head_dim
+    projections = model.hidden * (2 * width + 2 * model.kv_heads * model.head_dim)
+    layer = projections + 3 * model.hidden * model.feed_forward
+    head = model.vocabulary * model.hidden * SAMPLED / (OBSERVED + SAMPLED)
+    return 6 * (model.layers * layer + head) + 6 * model.layers * width * tokens
+
+
+def show(found: Mapping[str, Figures], tokens: int, operations: float) -> None:
     (name, mine), (other, theirs) = found.items()
     table = Table("step", f"{name}, tokens/s", f"{other}, tokens/s", f"time {name} / {other}")
     for step in ("update", "scoring"):
@@ -211,6 +227,10 @@ def show(found: Mapping[str, Figures], tokens: int) -> None:
     Console(width=110).print(table)
     for side, figures in found.items():
         if figures.held:
+            share = operations * tokens / statistics.median(figures.seconds["update"]) / PEAK
+            print(
+                f"{side}: an update uses {share:.2f} of a Hopper GPU's {PEAK / 1e12:.0f} TFLOP/s in bfloat16"
+            )
             print(f"{side}: holds {figures.held / GIB:.1f} GiB, an update {figures.more / GIB:.1f} GiB more")
 
 
@@ -235,7 +255,7 @@ def main() -> None:
 
         sides = {"aligned": lambda: learner("aligned"), given.against: against}
         found = measure(sides, segments, given.passes, apart=given.apart)
-        show(found, given.episodes * given.tokens)
+        show(found, given.episodes * given.tokens, needed(folder, given.tokens))
 
 
 def parsed() -> argparse.Namespace:

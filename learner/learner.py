@@ -123,6 +123,15 @@ class Learner:
         behaviour = torch.tensor(batch.behaviour_logprobs) if self.config.importance_sampling else logprobs
         return loss.cause_of_overflow(logprobs - behaviour, batch.extreme)
 
+    def gradients(self, groups: Sequence[Group]) -> dict[str, Tensor]:
+        """The float32 gradients of one update on whole groups, before clipping, by Hugging Face name.
+
+        Changes no weight and no version. Raises NotImplementedError with data parallelism, which shards them.
+        """
+        self.optimizer.zero_gradients()
+        self._forward_backward(Batch.of(groups))
+        return {name: gradient.clone() for name, gradient in self.model.gradients().items()}
+
     def score(
         self, segments: Sequence[Segment], weights: Mapping[str, Tensor] | None = None
     ) -> list[Float32]:

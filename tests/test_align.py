@@ -204,6 +204,8 @@ def test_a_wrong_gradient_and_a_wrong_step_are_seen(sampled: Sampled) -> None:
     name = "model.layers.1.mlp.down_proj.weight"
     doubled = {**update.gradients, name: 2 * update.gradients[name]}
     assert not gradient_gate(replace(update, gradients=doubled)).holds
+    assert "computed again, 1 of" in gradient_gate(replace(update, again=doubled)).says
+    assert not gradient_gate(replace(update, again=doubled)).holds
     stale = {**update.after, name: update.before[name]}
     assert not optimizer_gate(replace(update, after=stale)).holds
     off = {**update.after, name: update.after[name] * (1 + 4 * ULPS * torch.finfo(torch.float32).eps)}

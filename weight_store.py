@@ -105,6 +105,7 @@ class WeightStore:
         tensor that differs. The first put of a process removes what a crash left half written.
         """
         self._sweep()
+        tensors = {name: tensor.detach().to("cpu") for name, tensor in tensors.items()}
         checksums = tensor_checksums(tensors)
         if version in self.versions():
             return self._confirm(version, checksums)

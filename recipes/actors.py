@@ -14,11 +14,17 @@ import socket
 import tempfile
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
+import torch
+from torch import Tensor
+
+from ..kernels.transfer.broadcast import Broadcasting
+from ..kernels.transfer.senders import FilesOnly, Sender, Shared
+from ..kernels.transfer.sources import InFile, Offer, Source, device_id
 from ..learner.learner_config import LearnerConfig
 from ..learner.ranks import AnyLearner, Call
-from ..rollout.engine import Completion, Engine, EngineDead, make_engine
+from ..rollout.engine import Completion, Engine, EngineDead, Prepared, Takeover, make_engine
 from ..rollout.engine_config import EngineConfig
 from ..trajectory import Float32
 from ..weight_store import WeightManifest
@@ -90,8 +96,23 @@ class EngineActor(NodeActor):
     async def checksums(self) -> dict[str, str]:
         return await self._started.checksums()
 
-    async def update(self, manifest: WeightManifest, content: Content | None) -> int:
-        """Serve a version; returns it.
+    def place(self) -> str:
+        """The device that it computes on, see `device_id`."""
+        return device_id(_device())
+
+    async def prepare(self, offer: Offer, content: Content | None) -> Prepared:
+        """Fetch a version; `content` as in `update`."""
+        if content is None:
+            return await self._started.prepare(offer)
+        path = self._weights / f"staged-{offer.version}"
+        await asyncio.to_thread(content.tofile, path)
+        try:
+            return await self._started.prepare(replace(offer, source=InFile(path)))
+        finally:
+            path.unlink()
+
+    async def update(self, manifest: WeightManifest, content: Content | None) -> Takeover:
+        """Serve a version.
 
         content  bytes of the manifest's file, where this node does not see the file; the engine checks every
                  tensor by the manifest's checksum as ever
@@ -101,11 +122,10 @@ class EngineActor(NodeActor):
             await asyncio.to_thread(content.tofile, path)
             manifest = replace(manifest, path=path)
         try:
-            await self._started.update(manifest)
+            return await self._started.update(manifest)
         finally:
             if content is not None:
                 manifest.path.unlink()
-        return self._started.version
 
     async def close(self) -> None:
         shutil.rmtree(self._weights, ignore_errors=True)
@@ -126,6 +146,8 @@ class LearnerActor(NodeActor):
         super().__init__()
         self._learner: AnyLearner | None = None
         self._rank = 0
+        self._sender: Sender = FilesOnly()
+        self._weights: dict[str, Tensor] = {}
 
     def meeting_port(self) -> int:
         """A port of this node that was free a moment ago."""
@@ -159,4 +181,35 @@ class LearnerActor(NodeActor):
         """Rank 0's answer, None of the others; and the version after the call."""
         assert self._learner is not None, "build comes first"
         answer = call.make(self._learner)
-        return (answer if self._rank == 0 else None), self._learner.version
+        if self._rank > 0:
+            return None, self._learner.version
+        if call.method == "weights":
+            self._weights = {} if isinstance(self._sender, FilesOnly) else answer
+            answer = {name: tensor.to("cpu") for name, tensor in answer.items()}  # the driver may have no GPU
+        return answer, self._learner.version
+
+    def place(self) -> str:
+        """The device that it computes on, see `device_id`."""
+        return device_id(_device())
+
+    def send_by(self, transport: Literal["shared", "broadcast"], address: str, receivers: int) -> None:
+        """How `share` is to hand out weights, and to how many engines; `address` is this node's."""
+        self._sender = Shared() if transport == "shared" else Broadcasting(address, receivers)
+
+    def share(self) -> Source:
+        """The weights that `make` gave last, to the engines; they are kept here until `release`."""
+        source = self._sender.share(self._weights)
+        assert source is not None, "send_by comes first"
+        return source
+
+    def release(self) -> None:
+        self._sender.release()
+        self._weights = {}
+
+
+def _device() -> torch.device:
+    return (
+        torch.device("cuda", torch.cuda.current_device())
+        if torch.cuda.is_available()
+        else torch.device("cpu")
+    )

@@ -1,10 +1,10 @@
-"""`runtime = "ray"`: the engine and the ranks of the learner as actors, on one host or many.
+"""`runtime = "ray"`: the engines and the ranks of the learner as actors, on one host or many.
 
     driver: controller, scheduler, episodes, journal, weight store
       |-- EnginePool -- RayEngine --> EngineActor   x rollout.engine.replicas
       '-- RayLearner ---------------> LearnerActor  x tensor * pipeline * ray.learner_replicas
 
-The only file that knows Ray. Environments and sandboxes stay with the driver.
+This file and `cluster_*.py` are the only ones that know Ray. Environments and sandboxes stay with the driver.
 Hosts need to share nothing but the runs folder, and that only if a rank of the learner is on another one than
 the driver, because all ranks write checkpoints (checked on starting). Models and weights go through Ray's
 object store to each node that is not the driver's.
@@ -20,7 +20,6 @@ import contextlib
 import os
 import signal
 import threading
-import uuid
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -29,17 +28,15 @@ from typing import Any
 import numpy as np
 import ray
 import ray.exceptions
-import torch
 
 from ..errors import ConfigError, RzError
-from ..learner.learner_config import LearnerConfig
-from ..learner.ranks import GRACE, Call, LearnerOfRanks, RankFailed
-from ..rollout.engine import Completion, EngineDead
+from ..kernels.transfer.sources import InFile, Offer
+from ..rollout.engine import Completion, EngineDead, Prepared, Takeover
 from ..rollout.engine_config import EngineConfig
 from ..rollout.engine_pool import EnginePool
 from ..trajectory import Float32, Sampling
 from ..weight_store import WeightManifest
-from .actors import EngineActor, LearnerActor, Rendezvous
+from .actors import EngineActor
 from .node_files import files_of, folder_digest
 from .recipe import Recipe
 from .sections import RaySection
@@ -66,7 +63,7 @@ class Cluster:
     calls: int
     _digests: dict[Path, str] = field(default_factory=dict)
     _sent: dict[Path, Any] = field(default_factory=dict)
-    _newest: tuple[str, Any] = ("", None)
+    _newest: tuple[Path, Any] = (Path(), None)
 
     def actor(self, kind: type[Any], **options: Any) -> Any:
         """A new actor of this class; placed as soon as its share is free."""
@@ -96,12 +93,12 @@ class Cluster:
             ray.get(actor.complete_folder.remote(digest))
         return digest
 
-    def weights_for(self, manifest: WeightManifest) -> Any:
-        """The manifest's file in the object store; all engines of a version read the same object."""
-        digest, content = self._newest
-        if digest != manifest.digest:
-            content = ray.put(np.fromfile(manifest.path, np.uint8))
-            self._newest = (manifest.digest, content)
+    def weights_at(self, path: Path) -> Any:
+        """A file of the weight store in the object store; all engines of a version read the same object."""
+        known, content = self._newest
+        if known != path:
+            content = ray.put(np.fromfile(path, np.uint8))
+            self._newest = (path, content)
         return content
 
     def _stored(self, path: Path) -> Any:
@@ -193,10 +190,6 @@ def _node(actor: object) -> str:
     return str(ray.get_runtime_context().get_node_id())
 
 
-def _address(actor: object) -> str:
-    return str(ray.util.get_node_ip_address())
-
-
 class RayEngine:
     """`Engine` in an actor."""
 
@@ -205,6 +198,7 @@ class RayEngine:
         self._version, self._contract = config.initial_version, ""
         self._actor: Any = None
         self._here = False
+        self._staged = -1  # the version that an update finds fetched
         self._dead: EngineDead | None = None
 
     @property
@@ -250,11 +244,26 @@ class RayEngine:
         found: Float32 = await self._call("score", ids, temperature=temperature, cold=cold)
         return found
 
-    async def update(self, manifest: WeightManifest) -> None:
+    async def prepare(self, offer: Offer) -> Prepared:
         content = None
-        if not self._here:
-            content = await asyncio.to_thread(self._cluster.weights_for, manifest)
-        self._version = await self._call("update", manifest, content)
+        if isinstance(offer.source, InFile) and not self._here:
+            content = await asyncio.to_thread(self._cluster.weights_at, offer.source.path)
+        found: Prepared = await self._call("prepare", offer, content)
+        self._staged = -1 if found.fault else offer.version
+        return found
+
+    async def update(self, manifest: WeightManifest) -> Takeover:
+        content = None
+        if not self._here and self._staged != manifest.version:
+            content = await asyncio.to_thread(self._cluster.weights_at, manifest.path)
+        taken: Takeover = await self._call("update", manifest, content)
+        self._version = manifest.version
+        return taken
+
+    async def place(self) -> str:
+        """The device that it computes on."""
+        found: str = await self._call("place")
+        return found
 
     async def checksums(self) -> dict[str, str]:
         held: dict[str, str] = await self._call("checksums")
@@ -295,102 +304,3 @@ class RayEngine:
         if self._dead is None:
             self._dead = EngineDead(f"the engine's actor is gone: {error}")
         return self._dead
-
-
-class RayLearner(LearnerOfRanks):
-    """The learner's ranks as actors; rank 0 answers. Built, and called, in one thread of the driver.
-
-    run_dir  must be the same folder for every rank: checkpoints are written there
-    """
-
-    def __init__(
-        self, cluster: Cluster, model_dir: Path, config: LearnerConfig, ranks: int, run_dir: Path
-    ) -> None:
-        if config.threads is None:
-            # As many as the same learner would use in this process: the thread count is part of the bits.
-            config = config.model_copy(update={"threads": max(1, torch.get_num_threads() // ranks)})
-        self._ranks = [cluster.actor(LearnerActor) for _ in range(ranks)]
-        self._failed: RankFailed | None = None
-        self._version, self._contract = 0, ""
-        try:
-            models = [cluster.model_for(actor, model_dir) for actor in self._ranks]
-            self._check_shared(run_dir)
-            first = self._ranks[0]
-            address, port = ray.get([first.__ray_call__.remote(_address), first.meeting_port.remote()])
-            built = self._answers(
-                "build",
-                [
-                    actor.build.remote(
-                        model, config, Rendezvous(address=address, port=port, rank=rank, ranks=ranks)
-                    )
-                    for rank, (actor, model) in enumerate(zip(self._ranks, models, strict=True))
-                ],
-            )
-        except BaseException:
-            self.close()
-            raise
-        self._contract, self._version = built[0]
-
-    @property
-    def version(self) -> int:
-        return self._version
-
-    @property
-    def contract(self) -> str:
-        return self._contract
-
-    def close(self) -> None:
-        for actor in self._ranks:
-            ray.kill(actor)
-        self._ranks = []
-
-    def _everywhere(self, call: Call) -> Any:
-        if self._failed is not None:
-            raise self._failed
-        shared = ray.put(call)
-        answers = self._answers(call.method, [actor.make.remote(shared) for actor in self._ranks])
-        answer, self._version = answers[0]
-        return answer
-
-    def _answers(self, method: str, references: list[Any]) -> list[Any]:
-        """Every rank's answer. A failure that all share is raised as it is; another one ends the ranks."""
-        waiting, failures = list(references), dict[int, Exception]()
-        while waiting:
-            limit = GRACE.total_seconds() if failures else None
-            done, waiting = ray.wait(waiting, timeout=limit)
-            if not done:
-                break
-            try:
-                ray.get(done)
-            except ray.exceptions.RayTaskError as error:
-                failures[references.index(done[0])] = error.cause
-            except ray.exceptions.RayError as error:
-                failures[references.index(done[0])] = error
-                break
-        if not failures:
-            answers: list[Any] = ray.get(references)
-            return answers
-        rank, failure = next(iter(failures.items()))
-        alike = len(failures) == len(references) and not isinstance(failure, ray.exceptions.RayError)
-        if not alike:
-            self.close()
-            self._failed = RankFailed(f"rank {rank} of the learner failed alone in {method}: {failure}")
-            raise self._failed from failure
-        raise failures[0]
-
-    def _check_shared(self, run_dir: Path) -> None:
-        probe, content = run_dir.absolute() / f".shared-{uuid.uuid4().hex}", uuid.uuid4().hex
-        probe.write_text(content)
-        try:
-            seen = ray.get([actor.sees.remote(probe, content) for actor in self._ranks])
-        finally:
-            probe.unlink()
-        if not all(seen):
-            raise ConfigError(
-                source="train",
-                key="runs",
-                value=str(run_dir),
-                why=f"is not the same folder on the node of rank {seen.index(False)} of the learner, "
-                "and every rank writes its part of a checkpoint there.",
-                remedy="Keep the runs on a file system that these nodes share, or the learner on this node.",
-            )

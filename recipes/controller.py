@@ -8,9 +8,9 @@ The order of one update k, and why:
 
     1  journal.consume(k, batch)    before the step: a killed step is repeated with the same batch
     2  learner.train(batch)         version k -> k + 1
-    3  store.put                    the weights of version k + 1 are on disk
+    3  publisher.put                version k + 1 is on disk; the engine fetches it meanwhile
     4  journal.complete(k)          the update is durable; only now may anyone see its version
-    5  engine.update, scheduler     the engine loads it between two steps and proves it by checksum
+    5  publisher.publish, scheduler the engine takes it over between two steps and proves it by checksum
     6  audit, evaluation, figures   beside the rollouts that already sample from k + 1; a checkpoint where
                                     one is due (without it a resume repeats the update from the journal)
 
@@ -48,6 +48,7 @@ from .environment_figures import environment_figures
 from .evaluate import Evaluation
 from .metrics_writer import MetricsWriter
 from .progress import Observer
+from .publisher import Publisher
 from .recipe import Recipe
 
 P = ParamSpec("P")
@@ -66,6 +67,7 @@ class Boxes:
     dispatcher: Dispatcher
     journal: Journal
     store: WeightStore
+    publisher: Publisher
     audit: Audit
     evaluation: Evaluation
     figures: MetricsWriter
@@ -174,13 +176,14 @@ class Controller:
         self._clock.mark("trained")
         manifest = await self._make_durable(update, metrics)
         boxes.scheduler.completed(update)
-        await publish(boxes.engine, boxes.scheduler, manifest)
+        transfer = await boxes.publisher.publish(manifest)
+        boxes.scheduler.acknowledged(ENGINE, manifest.version)
         boxes.dispatcher.wake()
         self._clock.mark("published")
         report = await self._in_learner(boxes.audit.check, groups)
         measured = await self._evaluate(update + 1)
         said = environment_figures(episode for group in groups for episode in group)
-        self._write(update, {**metrics, **said, **measured}, report)
+        self._write(update, {**metrics, **transfer, **said, **measured}, report)
         if report.differing:
             await self._judge(report, groups)
         if (update + 1) % self._recipe.checkpoint.every == 0:  # the last state is saved when the run ends
@@ -200,7 +203,7 @@ class Controller:
         """The version's weights, then the journal's word that the update is done."""
         boxes, version = self._boxes, update + 1
         weights = await self._in_learner(boxes.learner.weights)
-        manifest = await asyncio.to_thread(boxes.store.put, version, weights)
+        manifest = await boxes.publisher.put(version, weights)
         await asyncio.to_thread(
             boxes.journal.complete,
             update,
@@ -252,12 +255,6 @@ class Controller:
                 f"(largest difference {report.max_abs_diff:.3g}): {explained[0]}\n  Set audit.on_mismatch = "
                 '"warn" to go on regardless, or run `rz-agent audit RUN` for the whole report.'
             )
-
-
-async def publish(engine: Engine, scheduler: Scheduler, manifest: WeightManifest) -> None:
-    """Load a version into the engine, which proves it by checksum, and tell the scheduler."""
-    await engine.update(manifest)
-    scheduler.acknowledged(ENGINE, manifest.version)
 
 
 async def explain(

@@ -20,7 +20,8 @@ from .recipe import Recipe
 def learner_of(recipe: Recipe, model_dir: Path, run_dir: Path) -> AnyLearner:
     """The learner of a run. With Ray, the caller is connected."""
     if recipe.runtime == "ray":
-        from .cluster import RayLearner, connected, learner_ranks
+        from .cluster import connected, learner_ranks
+        from .cluster_learner import RayLearner
 
         with connected(recipe) as cluster:
             return RayLearner(cluster, model_dir, recipe.learner_config(), learner_ranks(recipe), run_dir)

@@ -33,6 +33,7 @@ from .sections import (
     RolloutSection,
     Section,
     TrackingSection,
+    WeightsSection,
 )
 
 # The rate that trained the tiny model without harm at a lag of 8; at 64 it degraded and 1e-4 did not.
@@ -67,6 +68,7 @@ class Recipe(Section):
     learner: LearnerConfig = LearnerConfig()
     audit: AuditSection = AuditSection()
     checkpoint: CheckpointSection = CheckpointSection()
+    weights: WeightsSection = WeightsSection()
     sandbox: SandboxConfig = SandboxConfig()
     eval: EvalSection = EvalSection()
     tracking: TrackingSection = TrackingSection()

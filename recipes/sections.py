@@ -14,6 +14,7 @@ from pydantic import BaseModel, ConfigDict, Field
 from ..learner.learner_config import MOST
 
 MAX_LAG = 64
+Transport = Literal["auto", "files", "shared", "broadcast"]
 # Colder, one token has all of the probability; hotter, the model has no say in it.
 COLDEST, HOTTEST = 0.01, 100.0
 
@@ -69,6 +70,15 @@ class EngineSection(Section):
     )
     kv_cache_gb: float = Field(1.0, gt=0, le=100_000, description="memory of the key/value cache, in GiB")
     threads: int = Field(1, ge=1, le=1024, description="threads of the engine on a CPU")
+
+
+class WeightsSection(Section):
+    """How the weights of a version reach the engines."""
+
+    transport: Transport = Field(
+        "auto",
+        description='"files", "shared" (one host and device), "broadcast" (NCCL, gloo), or "auto": what fits',
+    )
 
 
 class RolloutSection(Section):

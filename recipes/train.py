@@ -33,17 +33,19 @@ from ..sandboxes.pool import InfraBreaker
 from ..weight_store import WeightStore
 from . import event_loop, preflight, summary_plot
 from .continuation import require_same
-from .controller import Boxes, Controller, LearnerThread, publish
+from .controller import ENGINE, Boxes, Controller, LearnerThread
 from .evaluate import Evaluation
 from .learner_side import check_launcher, learner_of, let_go
 from .metrics_writer import MetricsWriter
 from .model_source import model_folder
 from .progress import LineObserver, Observer
+from .publisher import Publisher
 from .recipe import Recipe
 from .resume import refuse_differences, restore_learner, unfinished, write_missing_figures
 from .rollout_side import episode_runner, open_environment, start_engine
 from .runs import JOURNAL, SUMMARY, new_run, save_recipe
 from .summary import Summary, summarize, versions
+from .weight_sender import check_transport, weight_sender
 
 EXIT_CODES = {"done": 0, "data ended": 0, "interrupted": 130}
 
@@ -131,7 +133,11 @@ class Run:
         manifest = await self._in_learner(restore_learner, learner, journal, store, self._dir, observer)
         scheduler = self._scheduler()
         restore(scheduler, point)
-        await publish(engine, scheduler, manifest)
+        sender = await weight_sender(recipe, engine, learner)
+        publisher = Publisher(engine, store, sender, observer.note)
+        stack.push_async_callback(publisher.close)
+        await publisher.publish(manifest)
+        scheduler.acknowledged(ENGINE, manifest.version)
         runner = episode_runner(recipe, model_dir, engine, environment)
         boxes = Boxes(
             engine=engine,
@@ -140,6 +146,7 @@ class Run:
             dispatcher=self._dispatcher(scheduler, journal, runner, environment),
             journal=journal,
             store=store,
+            publisher=publisher,
             audit=Audit(
                 score=learner.score, weights=store, contract=learner.contract, share=recipe.audit.share
             ),
@@ -157,6 +164,7 @@ class Run:
         """The two slow parts, side by side where they are in two processes."""
         recipe = self._recipe
         check_launcher(recipe)
+        check_transport(recipe)
         if recipe.runtime == "ray":
             from .cluster import connected
 

@@ -2,6 +2,7 @@
 
     generate()   samples; every token carries the log-probability of the distribution it was really drawn from
                  and the version of the weights that drew it
+    prepare()    fetches weights beside the steps; nothing of them is visible
     update()     new weights, checked tensor by tensor, between two engine steps; running requests go on
     score()      log-probabilities of given ids, recomputed and never read from a cache
 
@@ -9,8 +10,8 @@ Invariants. A token with version v has the log-probability that a prefill of all
 weights of version v gives, whatever was updated while its request ran: an update throws all computed keys and
 values away. With kernels "aligned" that holds bit for bit. A prefix computed under one version is never
 served under another.
-Waits: an update for the engine step in progress; requests for nobody but the engine. When the engine dies,
-everyone who waits gets `EngineDead`, and so does everyone who comes later.
+Waits: an update for the engine step in progress, and no step for `prepare`; requests for nobody but the
+engine. When the engine dies, everyone who waits gets `EngineDead`, and so does everyone who comes later.
 """
 
 from __future__ import annotations
@@ -20,6 +21,7 @@ from dataclasses import dataclass
 from typing import Literal, Protocol
 
 from ..errors import RzError
+from ..kernels.transfer.sources import Offer
 from ..trajectory import Float32, Int32, Sampling
 from ..weight_store import WeightManifest
 from .engine_config import EngineConfig
@@ -49,6 +51,32 @@ class Completion:
     finish_reason: FinishReason
     prompt_tokens: int
     cached_tokens: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Prepared:
+    """What came of an offer.
+
+    seconds  from the first byte to the last checksum; the engine sampled meanwhile
+    size     bytes staged
+    fault    why the update will have to read the file; None where it will not
+    """
+
+    seconds: float
+    size: int
+    fault: str | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Takeover:
+    """An update as the requests saw it.
+
+    paused_s  seconds in which the engine took no step
+    source    "staged" or "file"
+    """
+
+    paused_s: float
+    source: str
 
 
 class Engine(Protocol):
@@ -88,8 +116,15 @@ class Engine(Protocol):
         """
         ...
 
-    async def update(self, manifest: WeightManifest) -> None:
-        """Serve the weights of a manifest from the next token on.
+    async def prepare(self, offer: Offer) -> Prepared:
+        """Fetch a version for an update, while requests go on; back when it is staged or cannot be.
+
+        What was staged before is dropped. Takes at most `PREPARE_S`. Raises EngineDead only.
+        """
+        ...
+
+    async def update(self, manifest: WeightManifest) -> Takeover:
+        """Serve the weights of a manifest from the next token on: those staged, else those of its file.
 
         When it returns, every tensor that the engine holds has the manifest's checksum. Raises ValueError for
         a version that is not newer (the first may be the one it began with), EngineDead where the weights

@@ -1,6 +1,6 @@
 """Several engines as one, and another one for each that dies.
 
-    generate, score --> the engine that fits best      update --> all of them at once, back when all have it
+    generate, score --> the engine that fits best      prepare, update --> all at once, back when all have it
 
 Routing: a turn of a conversation goes where the turn before it was computed, because the cache of that
 engine holds its prefix (`prefix_affinity.py`); a prompt that no engine knows, or whose engine is busier than
@@ -21,15 +21,18 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import itertools
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Sequence
 from dataclasses import dataclass
+from typing import TypeVar
 
 from ..errors import RunStopped
+from ..kernels.transfer.sources import Offer
 from ..trajectory import Float32, Sampling
 from ..weight_store import WeightManifest
-from .engine import Completion, Engine, EngineDead
+from .engine import Completion, Engine, EngineDead, Prepared, Takeover
 from .prefix_affinity import PrefixAffinity
 
+T = TypeVar("T")
 SLACK = 4
 MAX_DEATHS = 3
 
@@ -125,24 +128,26 @@ class EnginePool:
             except EngineDead as death:
                 self._lost(seat, death)
 
-    async def update(self, manifest: WeightManifest) -> None:
-        """Returns when every engine, replacements included, serves the manifest."""
+    async def prepare(self, offer: Offer) -> Prepared:
+        """The slowest engine's time, the first fault. An engine that comes later will read the file."""
+        found = await self._from_all(lambda engine: engine.prepare(offer))
+        return Prepared(
+            seconds=max((each.seconds for each in found), default=0.0),
+            size=sum(each.size for each in found),
+            fault=next((each.fault for each in found if each.fault), None),
+        )
+
+    async def update(self, manifest: WeightManifest) -> Takeover:
+        """Returns when every engine, replacements included, serves the manifest; what the slowest one did."""
         if self._dead is not None:
             raise self._dead
         async with self._weights:
-            seats = list(self._seats)
-            found = await asyncio.gather(
-                *(seat.engine.update(manifest) for seat in seats), return_exceptions=True
-            )
-            for seat, error in zip(seats, found, strict=True):
-                if isinstance(error, EngineDead):
-                    self._lost(seat, error)
-                elif error is not None:
-                    raise error
+            found = await self._from_all(lambda engine: engine.update(manifest))
             self._manifest = manifest
             self._affinity.clear()  # an update empties every cache
         await self._until(lambda: not self._missing)
         self._version, self._deaths = manifest.version, 0
+        return max(found, key=lambda each: each.paused_s, default=Takeover(paused_s=0.0, source="file"))
 
     async def checksums(self) -> dict[str, str]:
         """What every engine holds. Raises RunStopped where two of them differ."""
@@ -161,6 +166,20 @@ class EnginePool:
             self._replacing.cancel()
             await asyncio.gather(self._replacing, return_exceptions=True)
         await asyncio.gather(*(_close(engine) for engine in self.engines), *self._closing)
+
+    async def _from_all(self, ask: Callable[[Engine], Awaitable[T]]) -> list[T]:
+        """Every engine's answer but those of engines that die over it."""
+        seats = list(self._seats)
+        answers = await asyncio.gather(*(ask(seat.engine) for seat in seats), return_exceptions=True)
+        found: list[T] = []
+        for seat, answer in zip(seats, answers, strict=True):
+            if isinstance(answer, EngineDead):
+                self._lost(seat, answer)
+            elif isinstance(answer, BaseException):
+                raise answer
+            else:
+                found.append(answer)
+        return found
 
     # --- routing --------------------------------------------------------------------------------------
 

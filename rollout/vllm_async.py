@@ -3,24 +3,28 @@
     caller (asyncio) --ZeroMQ--> engine process: step, step, ...       AsyncLLM wakes the caller
 
 An update is several calls to that process. Between them it must not step, so scheduling is paused with the
-requests kept in place, and resumed only when weights, caches and version tag agree. Updates wait for one
-another; requests sent meanwhile wait in the engine. A caller cancelled while it waits aborts its request
-(AsyncLLM does that).
+requests kept in place, and resumed only when weights, caches and version tag agree. A preparation only starts
+a thread there, between two steps, and is asked about from here. Updates wait for one another; requests sent
+meanwhile wait in the engine. A caller cancelled while it waits aborts its request (AsyncLLM does that).
 """
 
 from __future__ import annotations
 
 import asyncio
 import itertools
+import pickle
+import time
 from collections.abc import Awaitable, Sequence
 from typing import Any, TypeVar
 
 from ..kernels import vllm_versions
+from ..kernels.transfer.sources import Offer
 from ..trajectory import Float32, Sampling
 from ..weight_store import WeightManifest
 from . import vllm_device, vllm_request
-from .engine import Completion, EngineDead
+from .engine import Completion, EngineDead, Prepared, Takeover
 from .engine_config import EngineConfig
+from .preparing import prepared
 from .vllm_process import building_an_engine
 
 T = TypeVar("T")
@@ -92,15 +96,17 @@ class VllmAsync:
         prompt = vllm_request.prompt(ids, (), salt)
         return vllm_request.scores(await self._alive(self._last_output(prompt, params)))
 
-    async def update(self, manifest: WeightManifest) -> None:
+    async def prepare(self, offer: Offer) -> Prepared:
+        await self._on_worker("rz_prepare", pickle.dumps(offer))
+        return await prepared(lambda: self._on_worker("rz_prepared", offer.version))
+
+    async def update(self, manifest: WeightManifest) -> Takeover:
         # Shielded: a caller cancelled in the middle must not leave the engine paused or half updated.
-        await asyncio.shield(self._update_or_die(manifest))
+        return await asyncio.shield(self._update_or_die(manifest))
 
     async def checksums(self) -> dict[str, str]:
         names = [] if self._manifest is None else list(self._manifest.checksums)
-        held: dict[str, str] = (
-            await self._alive(self._engine.collective_rpc("rz_checksums", args=(names,)))
-        )[0]
+        held: dict[str, str] = await self._on_worker("rz_checksums", names)
         return held
 
     async def close(self) -> None:
@@ -121,21 +127,29 @@ class VllmAsync:
         outputs = self._engine.generate(prompt, params, str(next(self._request_ids)))
         return [output async for output in outputs][-1]
 
-    async def _update_or_die(self, manifest: WeightManifest) -> None:
+    async def _on_worker(self, method: str, *arguments: Any) -> Any:
+        if self._dead is not None:
+            raise self._dead
+        return (await self._alive(self._engine.collective_rpc(method, args=arguments)))[0]
+
+    async def _update_or_die(self, manifest: WeightManifest) -> Takeover:
         async with self._updating:
             vllm_request.check_newer(manifest, self._version, first=self._manifest is None)
             try:
-                await self._alive(self._update(manifest))
+                paused_s = await self._alive(self._update(manifest))
+                return Takeover(paused_s=paused_s, source=await self._on_worker("rz_taken"))
             except EngineDead:
                 raise
             except Exception as error:
                 raise self._die(f"the update to version {manifest.version} failed: {error}", error) from error
 
-    async def _update(self, manifest: WeightManifest) -> None:
+    async def _update(self, manifest: WeightManifest) -> float:
+        """Seconds without a step."""
         from vllm.distributed.weight_transfer.base import WeightTransferUpdateRequest
 
         engine = self._engine
         await engine.pause_generation(mode="keep", clear_cache=False)
+        paused = time.monotonic()
         await engine.start_weight_update()
         await engine.update_weights(
             WeightTransferUpdateRequest(update_info=vllm_request.update_info(manifest))
@@ -147,6 +161,7 @@ class VllmAsync:
         await engine.reset_encoder_cache()
         self._version, self._manifest = manifest.version, manifest
         await engine.resume_generation()
+        return time.monotonic() - paused
 
     async def _alive(self, work: Awaitable[T]) -> T:
         """The result of some work of the engine, or EngineDead as soon as the engine is."""

@@ -17,17 +17,20 @@ import contextlib
 import itertools
 import queue
 import threading
+import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future, InvalidStateError
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
 from ..kernels import vllm_versions
+from ..kernels.transfer.sources import Offer
 from ..trajectory import Float32, Sampling
 from ..weight_store import WeightManifest
 from . import vllm_device, vllm_request
-from .engine import Completion, EngineDead
+from .engine import Completion, EngineDead, Prepared, Takeover
 from .engine_config import EngineConfig
+from .preparing import prepared
 from .vllm_process import building_an_engine, release
 
 T = TypeVar("T")
@@ -93,8 +96,12 @@ class VllmInProcess:
         params = vllm_request.scoring_params(self.config, prompt_tokens=len(ids), temperature=temperature)
         return vllm_request.scores(await self._request(ids, params, cold=cold))
 
-    async def update(self, manifest: WeightManifest) -> None:
-        await self._do(lambda: self._update(manifest))
+    async def prepare(self, offer: Offer) -> Prepared:
+        await self._do(lambda: self._ask("rz_prepare", offer))
+        return await prepared(lambda: self._do(lambda: self._ask("rz_prepared", offer.version)))
+
+    async def update(self, manifest: WeightManifest) -> Takeover:
+        return await self._do(lambda: self._update(manifest))
 
     async def checksums(self) -> dict[str, str]:
         return await self._do(self._checksums)
@@ -228,7 +235,11 @@ class VllmInProcess:
         if self._running.pop(name, None) is not None:
             self._engine.abort_request([name])
 
-    def _update(self, manifest: WeightManifest) -> None:
+    def _ask(self, method: str, *arguments: Any) -> Any:
+        return self._engine.collective_rpc(method, args=arguments)[0]
+
+    def _update(self, manifest: WeightManifest) -> Takeover:
+        paused = time.monotonic()
         vllm_request.check_newer(manifest, self._version, first=self._manifest is None)
         try:
             self._engine.collective_rpc("start_weight_update")
@@ -241,6 +252,7 @@ class VllmInProcess:
             self._engine.reset_encoder_cache()
             self._version, self._manifest = manifest.version, manifest
             vllm_versions.tag(self._engine, self._version)
+            return Takeover(paused_s=time.monotonic() - paused, source=self._ask("rz_taken"))
         except BaseException as error:
             # Half of the weights may be new: nothing may be sampled from them.
             dead = EngineDead(f"the update to version {manifest.version} failed: {error}")
@@ -250,7 +262,7 @@ class VllmInProcess:
 
     def _checksums(self) -> dict[str, str]:
         names = [] if self._manifest is None else list(self._manifest.checksums)
-        held: dict[str, str] = self._engine.collective_rpc("rz_checksums", args=(names,))[0]
+        held: dict[str, str] = self._ask("rz_checksums", names)
         return held
 
     def _die(self, reason: EngineDead) -> None:

@@ -20,12 +20,12 @@ from rz_agent.learner.ranks import RankFailed
 from rz_agent.recipes.cluster import (
     Cluster,
     RayEngine,
-    RayLearner,
     connected,
     engine_pool,
     learner_ranks,
     share,
 )
+from rz_agent.recipes.cluster_learner import RayLearner
 from rz_agent.recipes.metrics_writer import read_metrics
 from rz_agent.recipes.node_files import DamagedFolder, NodeFiles, files_of, folder_digest
 from rz_agent.recipes.recipe import Recipe
@@ -152,12 +152,16 @@ def test_two_ranks_as_actors_train_save_load_and_fail_as_one(cluster: Cluster, t
 
 
 @pytest.mark.slow
-def test_at_lag_0_a_run_on_ray_equals_the_local_run_bit_for_bit(small: Tables, tmp_path: Path) -> None:
+def test_at_lag_0_a_run_on_ray_equals_the_local_run_bit_for_bit(
+    small: Tables, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The engine's actor takes the weights from the memory of the learner's."""
     changes: dict[str, Any] = {"updates": 2, "lag.max_lag": 0, "env.id": "length_env:LengthEnv"}
     here, ray_run = tmp_path / "local", tmp_path / "ray"
     run(recipe_of(small, **changes, **INPROCESS), here)
     summary = run(recipe_of(small, runtime="ray", **changes), ray_run)
     assert (summary.reason, summary.exit_code) == ("done", 0)
+    assert "from its file" not in capsys.readouterr().err
     actions = sum(t.num_actions for _, group in groups_of(ray_run) for t in group.kept)
     assert summary.figures["audit"] == {"tokens": actions, "differing": 0, "max_abs_diff": 0.0}
     assert actions > 0

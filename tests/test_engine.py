@@ -30,6 +30,7 @@ from rz_agent.trajectory import Sampling
 from safetensors.torch import load_file, save_file
 from tiny_engine import EngineHarness, bits, engine_of
 from tiny_qwen import BFLOAT16, TIED, packed_logprobs, random_weights
+from weight_ways import every_way_beside_requests
 
 
 @asynccontextmanager
@@ -521,6 +522,8 @@ def test_the_engine_in_its_own_process_keeps_every_promise_and_its_death_wakes_e
             (newer,) = await harness.sample([prompts[1]])
             assert newer.cached_tokens == 0
             assert harness.differing([prompts[1]], [newer]) == (0, 16)
+
+            await every_way_beside_requests(harness)
 
             waiting = asyncio.create_task(harness.sample([[1]], max_tokens=1500))
             await asyncio.sleep(0.2)

@@ -12,6 +12,7 @@ from typing import Any, cast
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from rz_agent.kernels.transfer.sources import InFile, Offer
 from rz_agent.rollout.engine import Engine, EngineDead
 from rz_agent.rollout.engine_pool import MAX_DEATHS, EnginePool
 from rz_agent.rollout.prefix_affinity import PrefixAffinity
@@ -142,6 +143,9 @@ def test_requests_of_a_dead_engine_are_sampled_again_and_its_replacement_serves_
         async with pool_of_two(the_same) as (harness, pool):
             await harness.publish(seed=1)
             killed, kept = pool.engines
+            manifest = harness.manifest(seed=3)
+            prepared = await pool.prepare(Offer(version=2, source=InFile(manifest.path)))
+            assert prepared.fault is None
             prompts = harness.prompts(*range(20, 32), seed=2)
             sampling = asyncio.create_task(harness.sample(prompts, max_tokens=60))
             await until_busy(pool)
@@ -149,8 +153,7 @@ def test_requests_of_a_dead_engine_are_sampled_again_and_its_replacement_serves_
             completions = await sampling
             assert harness.differing(prompts, completions) == (0, 60 * len(prompts))
             assert min(c.versions.min() for c in completions) >= 1
-            manifest = harness.manifest(seed=3)
-            await pool.update(manifest)
+            await pool.update(manifest)  # which the replacement has to read from its file
             assert len(pool.engines) == 2
             assert kept in pool.engines
             assert killed not in pool.engines

@@ -42,6 +42,7 @@ from rz_agent.weight_store import WeightStore
 from torch import Tensor
 
 CONTEXT, PROMPT, NEW = 512, 32, 64
+TRANSPORTS = ("file, not fetched", "files", "shared", "broadcast")
 GPU, GPUS = torch.cuda.is_available(), torch.cuda.device_count()
 
 
@@ -117,7 +118,7 @@ class Bench:
             found["shared"] = Shared()
         if not GPU or self.arguments.learner_gpu > 0:
             found["broadcast"] = Broadcasting("127.0.0.1", receivers=1)
-        return found
+        return {name: way for name, way in found.items() if name in (self.arguments.transport or found)}
 
     def next_version(self) -> tuple[int, dict[str, Tensor]]:
         self.version += 1
@@ -260,6 +261,9 @@ def main() -> None:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--shape", choices=sorted(SHAPES), default="0.6b" if GPU else "small")
+    parser.add_argument(
+        "--transport", nargs="+", choices=TRANSPORTS, help="these alone (default: all there are)"
+    )
     parser.add_argument("--passes", type=int, default=3, help="updates by each transport, after a first one")
     parser.add_argument("--at-once", type=int, default=64 if GPU else 4, help="requests")
     parser.add_argument("--seconds", type=float, default=5.0, help="of undisturbed generation")

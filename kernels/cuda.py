@@ -100,8 +100,9 @@ class _Attention(torch.autograd.Function):
     def forward(
         ctx: Any, q: Tensor, k: Tensor, v: Tensor, cu_seqlens: tuple[int, ...], scale: float
     ) -> Tensor:
-        q, k, v = (cuda_rows.ready(x.detach()) for x in (q, k, v))
-        out, log_sums = cuda_attention.forward(q, k, v, cu_seqlens, scale)
+        q, k = cuda_rows.ready(q.detach()), cuda_rows.ready(k.detach())
+        out, log_sums = cuda_attention.forward(q, k, cuda_rows.ready(v.detach()), cu_seqlens, scale)
+        # v as it came: it is a part of what the norms of q and k keep already.
         ctx.save_for_backward(q, k, v, out, log_sums)
         ctx.cu_seqlens, ctx.scale = cu_seqlens, scale
         return out
@@ -109,7 +110,9 @@ class _Attention(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, Tensor, Tensor, None, None]:
         q, k, v, out, log_sums = ctx.saved_tensors
-        found = cuda_attention.gradients(q, k, v, out, log_sums, grads[0], ctx.cu_seqlens, ctx.scale)
+        found = cuda_attention.gradients(
+            q, k, cuda_rows.ready(v), out, log_sums, grads[0], ctx.cu_seqlens, ctx.scale
+        )
         return *found, None, None
 
 

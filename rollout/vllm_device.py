@@ -19,6 +19,7 @@ from .engine_config import EngineConfig
 # vLLM refuses to start where less of the GPU is free than it may use. The size of its cache is given, so
 # this share need only hold the weights of a small model beside a learner's.
 _MEMORY_SHARE = 0.1
+_LARGEST_GRAPH = 8192  # tokens: its activations stay allocated
 
 
 def device() -> str:
@@ -68,23 +69,39 @@ def engine_args(config: EngineConfig) -> dict[str, Any]:
         "compilation_config": {
             "mode": 0,
             "cudagraph_mode": "FULL",
-            "cudagraph_capture_sizes": graph_sizes(config.max_num_batched_tokens),
+            "cudagraph_capture_sizes": graph_sizes(config),
         },
         "gpu_memory_utilization": _MEMORY_SHARE,
     }
 
 
-def graph_sizes(step_tokens: int) -> list[int]:
+def graph_sizes(config: EngineConfig) -> list[int]:
     """Tokens of the steps that CUDA graphs are made for; a step is padded to the next one.
 
     vLLM's own sizes, which end at 512, and on to whole steps: otherwise Python launches each operation of a
-    prefill, which takes longer than the GPU does.
+    prefill, which takes longer than the GPU does. vLLM captures requests of one length and gives the last one
+    what is left of the step: where that is longer than the context, it would read past its pages.
 
-    >>> graph_sizes(2000)[-5:], len(graph_sizes(2000))
-    ([496, 512, 1024, 1536, 2000], 54)
+    >>> config = EngineConfig(model="m", max_model_len=512, max_num_seqs=4, max_num_batched_tokens=4096)
+    >>> graph_sizes(config)[-4:], graph_sizes(config.model_copy(update={"max_num_seqs": 1}))[-1]
+    ([896, 1024, 1536, 2048], 512)
     """
-    sizes = {1, 2, 4, *range(8, 256, 8), *range(256, 512, 16), *range(512, step_tokens, 512), step_tokens}
-    return sorted(size for size in sizes if size <= step_tokens)
+    most = min(config.max_num_batched_tokens, _LARGEST_GRAPH, config.max_num_seqs * config.max_model_len)
+    sizes = {
+        1,
+        2,
+        4,
+        *range(8, 256, 8),
+        *range(256, 512, 16),
+        *range(512, 1024, 128),
+        *range(1024, most, 512),
+    }
+    requests = config.max_num_seqs
+    return sorted(
+        size
+        for size in {*sizes, most}
+        if size <= most and size // min(size, requests) + size % min(size, requests) <= config.max_model_len
+    )
 
 
 def environment(config: EngineConfig) -> dict[str, str]:

@@ -291,6 +291,7 @@ def rollout_figures(tally: Tally, seconds: Mapping[str, float]) -> dict[str, flo
     }
     if tally.episodes:
         figures["sandbox/infra_failed_rate"] = tally.masked / tally.episodes
+        figures["sandbox/waited_s"] = tally.waited_s / tally.episodes
     if tally.prompt_tokens:
         figures["cache/hit_share"] = tally.cached_tokens / tally.prompt_tokens
     return figures

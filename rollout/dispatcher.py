@@ -46,6 +46,7 @@ class Tally:
     masked: int = 0
     prompt_tokens: int = 0
     cached_tokens: int = 0
+    waited_s: float = 0.0  # of all episodes, for sandboxes
     idle_s: float = 0.0
 
 
@@ -244,6 +245,7 @@ class Dispatcher:
         tally.tokens += trajectory.num_actions
         tally.prompt_tokens += int(trajectory.metrics.get("rollout/prompt_tokens", 0))
         tally.cached_tokens += int(trajectory.metrics.get("rollout/cached_tokens", 0))
+        tally.waited_s += trajectory.metrics.get("rollout/sandbox_waited_s", 0.0)
 
     def _note_idle(self) -> None:
         now = time.monotonic()

@@ -119,6 +119,7 @@ class _Record:
             "episode/seconds": time.monotonic() - self.started,
             "rollout/prompt_tokens": float(self.prompt_tokens),
             "rollout/cached_tokens": float(self.cached_tokens),
+            "rollout/sandbox_waited_s": self.waited_s,
         }
 
 

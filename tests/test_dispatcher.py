@@ -18,7 +18,8 @@ from rz_agent.envs import Task
 from rz_agent.envs.failure import mask_reason
 from rz_agent.errors import ConfigError, EnvironmentBug, MissingLogprob, RunStopped
 from rz_agent.journal import GroupProgress, GroupRecord, Journal
-from rz_agent.rollout.dispatcher import Dispatcher
+from rz_agent.recipes.controller import rollout_figures
+from rz_agent.rollout.dispatcher import Dispatcher, Tally
 from rz_agent.rollout.episode_request import EpisodeRequest, RunEpisode, Signals
 from rz_agent.rollout.scheduler import Schedule, Scheduler
 from rz_agent.sandboxes.config import SandboxConfig
@@ -74,7 +75,7 @@ async def run_to_the_end(
     on_infra_failure: Literal["mask", "retry", "stop"] = "mask",
     task_at: Callable[[int], Task] = lambda position: Task(id=f"t{position}", prompt="Go."),
     unfinished: Sequence[GroupProgress] = (),
-) -> None:
+) -> Tally:
     """All updates, on an engine that serves version 0; half of the last 8 episodes may fail."""
     scheduler = Scheduler(groups_per_batch=2, group_size=GROUP_SIZE, max_lag=64, total_updates=updates)
     scheduler.acknowledged("engine", 0)
@@ -99,6 +100,7 @@ async def run_to_the_end(
         scheduler.completed(update)
         dispatcher.wake()
     await asyncio.wait_for(running, 20)
+    return dispatcher.take_tally()
 
 
 def recorded(journal: Journal) -> list[Trajectory]:
@@ -196,6 +198,21 @@ def test_stop_ends_the_run_at_the_first_lost_episode(journal: Journal) -> None:
     lost = episodes(lambda r: played(r, "disk full"))
     with pytest.raises(RunStopped, match="lost its infrastructure: disk full"):
         asyncio.run(run_to_the_end(journal, lost, updates=9, on_infra_failure="stop"))
+
+
+def test_the_mean_wait_of_episodes_for_a_sandbox_is_a_figure(journal: Journal) -> None:
+    waits = {"g0000000-0": 3.0, "g0000001-1": 1.0}
+    seen = list[str]()
+
+    def answer(request: EpisodeRequest) -> Trajectory:
+        seen.append(request.episode_id)
+        metrics = {"rollout/sandbox_waited_s": waits.get(request.episode_id, 0.0)}
+        return replace(played(request), metrics=metrics)
+
+    tally = asyncio.run(run_to_the_end(journal, episodes(answer), updates=1))
+    figures = rollout_figures(tally, {"waited": 1.0, "published": 0.0, "audited": 0.0})
+    assert waits.keys() <= set(seen)
+    assert figures["sandbox/waited_s"] == 4.0 / len(seen)
 
 
 def test_hundreds_of_episodes_are_in_flight_at_once_and_no_more_than_allowed(journal: Journal) -> None:

@@ -205,3 +205,4 @@ def test_an_episode_that_waits_for_a_sandbox_is_neither_masked_nor_cut_short(
     played = play(Scripted(say(qwen3, CALL), say(qwen3, "done")), qwen3, limits, env_class=Crowded)
     assert (played.status, played.reward, played.mask_reason) == ("ok", 1.0, "")
     assert played.metrics["episode/seconds"] > Crowded.held_s
+    assert played.metrics["rollout/sandbox_waited_s"] == pytest.approx(Crowded.held_s, abs=1)

@@ -13,11 +13,11 @@ import typer
 
 from .cli_options import table
 from .errors import ConfigError
-from .kernels.vllm_settings import KernelsName
-from .rollout.engine_config import DtypeName
 
 if TYPE_CHECKING:
+    from .kernels.vllm_settings import KernelsName
     from .recipes.align.align import Comparison, Report
+    from .rollout.engine_config import DtypeName
 
 Known = TypeVar("Known", bound=str)
 DTYPES: tuple[DtypeName, ...] = ("float32", "bfloat16")
@@ -50,6 +50,14 @@ def align(
     device: Annotated[
         str | None, typer.Option("--device", help='"cpu" or "cuda".', show_default="a GPU where there is one")
     ] = None,
+    tensor_parallel: Annotated[
+        int,
+        typer.Option(
+            "--tensor-parallel",
+            min=1,
+            help="Also run the learner split over so many ranks, each a process (with a GPU of its own).",
+        ),
+    ] = 1,
     requests: Annotated[int, typer.Option("--requests", min=2, help="Sequences to run.")] = 8,
     new_tokens: Annotated[int, typer.Option("--new-tokens", min=1, help="Sampled in each.")] = 16,
     temperature: Annotated[float, typer.Option("--temperature", help="Of sampling, above 0.")] = 1.0,
@@ -60,7 +68,8 @@ def align(
     to_json: Annotated[Path | None, typer.Option("--json", help="Write the whole report to a file.")] = None,
 ) -> None:
     """Engine and learner on the same tokens, operation by operation: is every bit the same, and if not, which
-    operation differs first, on which token, and what makes it (batch, chunks, prefix, prefill, packing)."""
+    operation differs first, on which token, and what makes it (batch, chunks, prefix, prefill, packing,
+    tensor parallel)."""
     from .recipes.align import align as tool
 
     _check_device(device)
@@ -71,6 +80,7 @@ def align(
         gates=[_one_of("--gates", gate, tool.GATES) for gate in gates.split(",")],
         requests=requests,
         new_tokens=new_tokens,
+        tensor_parallel=tensor_parallel,
         temperature=temperature,
         seed=seed,
         progress=lambda said: typer.echo(f"... {said}", err=True),
@@ -102,8 +112,6 @@ def _check_device(asked: str | None) -> None:
 
 
 def _show(report: Report, *, every: bool) -> None:
-    from .recipes.align.align import SAYS
-
     typer.echo(
         f"{report.model} on {report.device}, engine {report.kernels}, {report.contract}: "
         f"{report.sequences} sequences, {report.tokens} tokens, {report.sampled} sampled\n"
@@ -113,11 +121,11 @@ def _show(report: Report, *, every: bool) -> None:
         ("condition", "tokens a step", "operations", "differing", "first", "its token", "largest")
     ]
     for comparison in report.comparisons:
-        rows.append((SAYS[comparison.condition], *_summary(report, comparison)))
+        rows.append((comparison.title, *_summary(report, comparison)))
     table(rows)
     for comparison in report.comparisons:
         if every or comparison.differing:
-            typer.echo(f"\n{SAYS[comparison.condition]}:")
+            typer.echo(f"\n{comparison.title}:")
             _operations(report, comparison, every=every)
     if report.threshold is not None:
         typer.echo(f"\n{report.threshold}")

@@ -51,7 +51,7 @@ app.add_typer(model_app, name="model")
 app.add_typer(env_cli.app, name="env")
 app.add_typer(runs_cli.app, name="runs")
 app.add_typer(sandbox_cli.app, name="sandbox")
-app.command("align", epilog="Example: rz-agent align models/tiny --kernels standard")(align_cli.align)
+app.command("align", epilog="Example: rz-agent align models/tiny --tensor-parallel 2")(align_cli.align)
 
 
 @app.command(epilog="Example: rz-agent train --env python --set lag.max_lag=0 --set updates=50")

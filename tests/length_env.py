@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from rz_agent.envs.env import AgentEnv
+from rz_agent.envs.message import Message
 from rz_agent.envs.python_math.env import PythonMathEnv
 from rz_agent.envs.python_math.tasks import ArithmeticTaskset
 from rz_agent.envs.rubric import Episode, reward
@@ -26,6 +27,15 @@ class LengthyPythonMathEnv(PythonMathEnv):
     @reward
     def length(self, task: Task, episode: Episode) -> float:
         return len(episode.answer) / 40
+
+
+class CallingPythonMathEnv(LengthyPythonMathEnv):
+    """Every episode calls the tool once itself: it has a sandbox, whatever its policy has learnt."""
+
+    async def begin(self, task: Task) -> tuple[Message, ...]:
+        first = await super().begin(task)
+        assert await self.python("6 * 7") == "42"
+        return first
 
 
 class LongTalkEnv(LengthEnv):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
 import math
 import os
@@ -10,12 +11,13 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import psutil
 import pytest
-from conftest import recipe_of
+from conftest import recipe_of, small_tables
 from rz_agent.errors import ConfigError
 from rz_agent.journal import Journal
 from rz_agent.recipes.audit_run import audit_run
@@ -29,7 +31,7 @@ from synchronous_loop import synchronous_loop
 Tables = dict[str, Any]
 # What an update's figures may differ in between two runs that do the same: how long it took, and
 # what the engine could share, which depends on who asked first.
-BY_CLOCK = ("time/", "throughput/", "idle_share", "cache/", "infra_failed")
+BY_CLOCK = ("time/", "throughput/", "idle_share", "cache/", "infra_failed", "waited_s")
 # Starts in half the time; for what does not depend on where the engine runs.
 INPROCESS: Tables = {"rollout.engine.mode": "inprocess"}
 
@@ -82,14 +84,22 @@ def test_an_asynchronous_run_audits_every_action_token_and_finds_none_that_diffe
     assert (report.tokens, report.differing, report.updates) == (actions, 0, 6)
 
 
+@pytest.fixture(scope="module")
+def at_lag_0(unskilled: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[Recipe, Path]:
+    """A run that nobody interrupted."""
+    recipe = recipe_of(small_tables(unskilled), **{"lag.max_lag": 0}, **INPROCESS)
+    run_dir = tmp_path_factory.mktemp("at_lag_0")
+    assert run(recipe, run_dir).exit_code == 0
+    return recipe, run_dir
+
+
 @pytest.mark.slow
-def test_lag_0_equals_a_synchronous_loop_bit_for_bit(small: Tables, tmp_path: Path) -> None:
-    recipe = recipe_of(small, **{"lag.max_lag": 0}, **INPROCESS)
-    run(recipe, tmp_path / "run")
+def test_lag_0_equals_a_synchronous_loop_bit_for_bit(at_lag_0: tuple[Recipe, Path], tmp_path: Path) -> None:
+    recipe, run_dir = at_lag_0
     judge = asyncio.run(synchronous_loop(recipe, Path(recipe.model.path), tmp_path))
-    lines = read_metrics(tmp_path / "run")
+    lines = read_metrics(run_dir)
     assert len(lines) == len(judge) == recipe.updates
-    assert checksums(tmp_path / "run") == [figures["digest"] for figures in judge]
+    assert checksums(run_dir) == [figures["digest"] for figures in judge]
     assert all(line["grad_norm"] > 0 for line in lines)
     for line, figures in zip(lines, judge, strict=True):
         expected = json.loads(json.dumps(lasting({k: v for k, v in figures.items() if k != "digest"})))
@@ -114,7 +124,7 @@ def test_the_prefix_cache_serves_most_prompt_tokens_of_multi_turn_episodes(
 
 @pytest.mark.slow
 def test_a_standard_kernel_run_shows_that_the_audit_can_see_a_mismatch(small: Tables, tmp_path: Path) -> None:
-    recipe = recipe_of(small, kernels="standard", updates=2, **{"audit.on_mismatch": "warn"}, **INPROCESS)
+    recipe = recipe_of(small, kernels="standard", updates=1, **{"audit.on_mismatch": "warn"}, **INPROCESS)
     summary = run(recipe, tmp_path)
     assert summary.figures["audit"]["differing"] > 0
     assert summary.figures["audit"]["max_abs_diff"] < 1e-2
@@ -172,23 +182,33 @@ def wait_for_update_in_progress(run_dir: Path, process: subprocess.Popen[bytes],
 def kill_and_resume(recipe: Recipe, run_dir: Path, update: int) -> dict[str, set[int]]:
     """Kill the run in the middle of `update`, note what had finished, go on to the end."""
     process = start(recipe, run_dir, resume=False)
-    wait_for_update_in_progress(run_dir, process, update)
-    started = psutil.Process(process.pid).children(recursive=True)
-    os.killpg(process.pid, signal.SIGKILL)
-    process.wait()
-    _, alive = psutil.wait_procs(started, timeout=20)
-    assert alive == []
+    with leaves_none(run_dir, process, update):
+        os.killpg(process.pid, signal.SIGKILL)
+        process.wait()
     with Journal.open(run_dir / "journal.sqlite", run=None) as journal:
         finished = {r.group_id: set(journal.episodes(r.group_id)) for r in journal.groups()}
-    assert start(recipe, run_dir, resume=True).wait(timeout=400) == 0
+    process = start(recipe, run_dir, resume=True)
+    with leaves_none(run_dir, process, update + 1):
+        assert process.wait(timeout=400) == 0
     return finished
+
+
+@contextlib.contextmanager
+def leaves_none(run_dir: Path, process: subprocess.Popen[bytes], update: int) -> Iterator[None]:
+    """Of what the run had started by this update, sandboxes among it, nothing is left after the block."""
+    wait_for_update_in_progress(run_dir, process, update)
+    started = psutil.Process(process.pid).children(recursive=True)
+    yield
+    _, alive = psutil.wait_procs(started, timeout=20)
+    assert alive == []
 
 
 @pytest.mark.slow
 def test_killed_in_an_update_and_resumed_nothing_is_lost_trained_twice_or_skipped(
     small: Tables, tmp_path: Path
 ) -> None:
-    recipe = recipe_of(small, updates=5, name="killed")
+    """Through the command line, with a sandbox that is used in every episode."""
+    recipe = recipe_of(small, updates=5, name="killed", **{"env.id": "length_env:CallingPythonMathEnv"})
     run_dir = tmp_path / "killed"
     before = kill_and_resume(recipe, run_dir, update=3)
     with Journal.open(run_dir / "journal.sqlite", run=None) as journal:
@@ -204,16 +224,17 @@ def test_killed_in_an_update_and_resumed_nothing_is_lost_trained_twice_or_skippe
 
 
 @pytest.mark.slow
-def test_at_lag_0_an_interrupted_run_equals_an_uninterrupted_one(small: Tables, tmp_path: Path) -> None:
-    recipe = recipe_of(small, name="cut", **{"lag.max_lag": 0}, **INPROCESS)
-    kill_and_resume(recipe, tmp_path / "cut", update=2)
-    whole = recipe_of(small, name="whole", **{"lag.max_lag": 0}, **INPROCESS)
-    assert run(whole, tmp_path / "whole").exit_code == 0
-    assert checksums(tmp_path / "cut") == checksums(tmp_path / "whole")
-    assert len(set(checksums(tmp_path / "cut"))) == recipe.updates
-    assert trained_groups(tmp_path / "cut") == trained_groups(tmp_path / "whole")
-    for cut, uncut in zip(read_metrics(tmp_path / "cut"), read_metrics(tmp_path / "whole"), strict=True):
-        assert lasting(cut) == lasting(uncut)
+def test_at_lag_0_an_interrupted_run_equals_an_uninterrupted_one(
+    at_lag_0: tuple[Recipe, Path], tmp_path: Path
+) -> None:
+    recipe, whole = at_lag_0
+    cut = tmp_path / "cut"
+    kill_and_resume(recipe.model_copy(update={"name": "cut"}), cut, update=2)
+    assert checksums(cut) == checksums(whole)
+    assert len(set(checksums(cut))) == recipe.updates
+    assert trained_groups(cut) == trained_groups(whole)
+    for mine, theirs in zip(read_metrics(cut), read_metrics(whole), strict=True):
+        assert lasting(mine) == lasting(theirs)
 
 
 @pytest.mark.slow

@@ -224,12 +224,18 @@ def align_command(*arguments: str) -> subprocess.CompletedProcess[str]:
 @pytest.mark.slow
 def test_a_model_whose_gates_hold_is_aligned(model: Path, tmp_path: Path) -> None:
     out = tmp_path / "report.json"
-    done = align_command(str(model), "--dtype", "bfloat16", "--json", str(out))
+    ranks = 1 if torch.cuda.device_count() == 1 else 2
+    options = ("--dtype", "bfloat16", "--tensor-parallel", str(ranks), "--json", str(out))
+    done = align_command(str(model), *options)
     assert done.returncode == 0, done.stdout + done.stderr[-4000:]
     report = json.loads(out.read_text())
     assert [gate["holds"] for gate in report["gates"]] == [True] * 4
     seen = {c["condition"]: c for c in report["comparisons"]}
-    assert seen.keys() == SAYS.keys() - (GRAPHS if vllm_device.device() == "cpu" else ())
+    impossible = {
+        *(GRAPHS if vllm_device.device() == "cpu" else ()),
+        *(["tensor_parallel"] if ranks == 1 else ()),
+    }
+    assert seen.keys() == SAYS.keys() - impossible
     assert report["threshold"] is None
     for comparison in report["comparisons"]:
         assert comparison["first_operation"] is None
@@ -240,11 +246,14 @@ def test_a_model_whose_gates_hold_is_aligned(model: Path, tmp_path: Path) -> Non
         unseen = [o["operation"] for o in comparison["operations"] if not o["rows"]]
         assert unseen == (["logits"] if comparison["condition"] == "prefill" else [])
     assert seen["crowd"]["largest_step"] > 256
+    assert (f"{SAYS['tensor_parallel']} {ranks}  " in done.stdout) == (ranks > 1)
+    assert max(comparison["ranks"] for comparison in report["comparisons"]) == ranks
 
 
 @pytest.mark.slow
 def test_a_stock_engine_is_not_and_the_operation_and_its_token_are_named(model: Path) -> None:
-    done = align_command(str(model), "--kernels", "standard", "--dtype", "bfloat16", "--gates", "forward")
+    options = ("--dtype", "bfloat16", "--gates", "forward", "--new-tokens", "4")
+    done = align_command(str(model), "--kernels", "standard", *options)
     assert done.returncode == 1, done.stdout + done.stderr[-4000:]
     (line,) = [line for line in done.stdout.splitlines() if line.startswith(SAYS["packed"] + "  ")]
     assert "layer 0" in line

@@ -3,6 +3,7 @@ the other gates of a model that is to be trained (`gates.py`).
 
     engine under each condition --captures--> compared with the engine that is asked for one request at a time
     learner, one by one and packed --captures-->       "
+    learner, split over ranks --captures-->            "
 
     align(model, ...) -> Report          Report.ok: every operation was seen, none differs, each gate holds
 
@@ -14,7 +15,8 @@ Waits: the caller for both sides, one after the other: minutes on a large model.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Mapping, Sequence
+import os
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -34,6 +36,7 @@ from .forward_pass import LOGITS, LOGPROB, operations
 from .gates import Gate, gradient_gate, optimizer_gate, trained, update_gate
 from .learner_capture import Watched
 from .speed import throughput_gate
+from .tensor_parallel import check_ranks, split_learner
 from .threshold import Threshold, threshold
 
 GateName = Literal["forward", "gradient", "optimizer", "update", "throughput"]
@@ -53,6 +56,7 @@ SAYS: Mapping[str, str] = {
     "padding": "engine, CUDA graphs, padded",
     "learner": "learner, one sequence at a time",
     "packed": "learner, all sequences packed",
+    "tensor_parallel": "learner, all sequences packed, tensor parallel",
 }
 # The engine computes them for sampled rows alone.
 _UNSEEN = {"prefill": (LOGITS,)}
@@ -64,12 +68,19 @@ class Comparison:
 
     condition     a key of `SAYS`
     largest_step  tokens of its largest forward pass
-    results       one for each operation, in the order they run
+    results       one for each operation, in the order they run; of several ranks the one that differs most
+    ranks         over which the learner's layers were split
     """
 
     condition: str
     largest_step: int
     results: tuple[Result, ...]
+    ranks: int = 1
+
+    @property
+    def title(self) -> str:
+        """For people."""
+        return SAYS[self.condition] + (f" {self.ranks}" if self.ranks > 1 else "")
 
     @property
     def first(self) -> Result | None:
@@ -149,6 +160,7 @@ class Report:
         first = comparison.first
         return {
             "condition": comparison.condition,
+            "ranks": comparison.ranks,
             "largest_step": comparison.largest_step,
             "first_operation": None if first is None else str(first.operation),
             "unseen": [str(operation) for operation in comparison.unseen],
@@ -164,6 +176,7 @@ def align(
     requests: int = 8,
     new_tokens: int = 16,
     gates: Sequence[GateName] = USUAL,
+    tensor_parallel: int = 1,
     temperature: float = 1.0,
     seed: int = 0,
     progress: Callable[[str], None] = lambda said: None,
@@ -173,8 +186,11 @@ def align(
     dtype    None: one that has aligned kernels on this device
     kernels  of the engine; the learner's are always the aligned ones
     gates    besides "forward", which everything else rests on
+    tensor_parallel
+             ranks over which the learner is split in one more condition; 1: there is none
     """
     architecture = Architecture.read(model)
+    check_ranks(architecture, tensor_parallel)
     device = vllm_device.device()
     if requests < 2:
         raise ConfigError(
@@ -198,12 +214,7 @@ def align(
     watched = Watched(kernel_operations("aligned", device))
     learner = Learner(model, LearnerConfig(dtype=plan.dtype, kernels=watched.name, **_TRAINING), watched)
     watched.watch(learner)
-    for condition, packs in (("learner", [[s] for s in segments]), ("packed", [list(segments)])):
-        progress(SAYS[condition])
-        capture = watched.fresh()
-        for pack in packs:
-            learner.score(pack)
-        comparisons.append(_compared(condition, reference, capture, names))
+    comparisons += _learner_side(learner, watched, reference, segments, tensor_parallel, names, progress)
     watched.rest()
     return Report(
         model=str(model),
@@ -280,6 +291,24 @@ async def _engine_side(
     return reference, sampled, comparisons
 
 
+def _learner_side(
+    learner: Learner, watched: Watched, reference: Capture, segments: Sequence[Segment], ranks: int,
+    names: Sequence[Operation], progress: Callable[[str], None],
+) -> Iterator[Comparison]:  # fmt: skip
+    """The learner here under each condition, then as so many ranks, if that is more than one."""
+    for condition, packs in (("learner", [[s] for s in segments]), ("packed", [list(segments)])):
+        progress(SAYS[condition])
+        capture = watched.fresh()
+        for pack in packs:
+            learner.score(pack)
+        yield _compared(condition, reference, capture, names)
+    if ranks > 1:
+        progress(f"{SAYS['tensor_parallel']} {ranks}")
+        threads = max(1, (os.cpu_count() or 1) // ranks)
+        config = learner.config.model_copy(update={"tensor_parallel": ranks, "threads": threads})
+        yield ranks_compared(reference, split_learner(learner.model_dir, config, segments), names)
+
+
 async def _threshold(
     plan: Plan, first: Result | None, reference: Capture, segments: Sequence[Segment], vocabulary: int,
     progress: Callable[[str], None],
@@ -298,6 +327,17 @@ def _compared(name: str, reference: Capture, capture: Capture, names: Sequence[O
         raise AssertionError(f"the crowd's largest step held {capture.largest_step} tokens")
     results = tuple(compare(reference, capture, names))
     return Comparison(condition=name, largest_step=capture.largest_step, results=results)
+
+
+def ranks_compared(reference: Capture, captures: Sequence[Capture], names: Sequence[Operation]) -> Comparison:
+    """Of each operation the rank on which it differs most; one that a rank has not seen is unseen."""
+    by_rank = zip(*(compare(reference, capture, names) for capture in captures), strict=True)
+    return Comparison(
+        condition="tensor_parallel",
+        largest_step=captures[0].largest_step,
+        results=tuple(max(found, key=lambda result: (result.differing, -result.rows)) for found in by_rank),
+        ranks=len(captures),
+    )
 
 
 def _places(segments: Sequence[Segment]) -> dict[Key, tuple[int, int]]:

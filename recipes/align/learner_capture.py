@@ -4,7 +4,8 @@
     GPTModel --before each forward--> Watched.begin(micro batch)
 
 Invariant: the operations are called in the order of `forward_pass`; a call out of that order is an error, so
-an output is never filed under the wrong name.
+an output is never filed under the wrong name. Of a split learner each rank files what it has: its part, or
+the whole sum over ranks.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ from torch import Tensor
 from ...errors import RzError
 from ...kernels.operations import Operations, OperationsName, Packed
 from ...learner.learner import Learner
+from ...learner.megatron.layers import Row
 from ...learner.packing import MicroBatch
 from .capture import Capture, Key, Operation, Prefix
 from .forward_pass import EMBEDDING, FINAL_NORM, LAYER, LOGITS, LOGPROB, in_layer
@@ -46,6 +48,10 @@ class Watched:
         architecture = learner.model.architecture
         self._layers, self._qk_norm = architecture.layers, architecture.qk_norm
         learner.model.module.register_forward_pre_hook(self._before, with_kwargs=True)
+        if learner.parallel.tensor > 1:  # then a row is no call of `linear`: its sum is over ranks
+            for module in learner.model.module.modules():
+                if isinstance(module, Row):
+                    module.register_forward_hook(lambda row, x, output: self._row(output[0]))
 
     def fresh(self) -> Capture:
         """A new capture, which what follows is filed in."""
@@ -70,6 +76,9 @@ class Watched:
         self._targets = [self._keys[row + 1] for row in batch.rows.tolist()]
         if self.capture is not None:
             self.capture.largest_step = max(self.capture.largest_step, len(batch))
+
+    def _row(self, output: Tensor) -> None:
+        self._file("linear", output)
 
     def _file(self, kind: str, *outputs: Tensor) -> Operation | None:
         """File the outputs of the next operation; returns it."""

@@ -77,7 +77,8 @@ class WeightsSection(Section):
 
     transport: Transport = Field(
         "auto",
-        description='"files", "shared" (one host and device), "broadcast" (NCCL, gloo), or "auto": what fits',
+        description='"files", "shared" (one host and device), "broadcast" (NCCL, gloo), or "auto": the '
+        "fastest that is proven",
     )
 
 

@@ -1,11 +1,12 @@
-"""Which way weights go from the learner of a run to its engines: the recipe's, or the fastest that is there.
+"""Which way weights go from the learner of a run to its engines: the recipe's, or the fastest that is proven.
 
     in one process                                   the learner's own tensors
     "shared": one host, and one GPU or none          the learner's own tensors, opened by the engine
     "broadcast": different GPUs, or CPUs anywhere    NCCL or gloo
     "files": anywhere                                the weight store's file, read beside the steps
 
-With Ray the tensors are with the actor of rank 0, and so is the sender.
+On GPUs "auto" is "files": CUDA IPC and NCCL have to be asked for. With Ray the tensors are with the actor of
+rank 0, and so is the sender.
 """
 
 from __future__ import annotations
@@ -49,22 +50,22 @@ def local_sender(recipe: Recipe) -> Sender:
         if device() == "cuda":
             raise _on_one_gpu()
         return Broadcasting("127.0.0.1", receivers=1)
+    if chosen == "auto" and device() == "cuda":
+        return FilesOnly()
     return InProcess() if recipe.rollout.engine.mode == "inprocess" else Shared()
 
 
 def choose(transport: Transport, learner: str, engines: Sequence[str]) -> Chosen:
     """For a learner and engines at these places (`device_id`); ConfigError where the recipe's cannot be.
 
-    >>> choose("auto", "GPU a", ["GPU b", "GPU c"])
-    'broadcast'
+    >>> choose("auto", "GPU a", ["GPU a"]), choose("broadcast", "GPU a", ["GPU b", "GPU c"])
+    ('files', 'broadcast')
     """
     together = {learner} == {*engines}
     on_gpus = learner.startswith("GPU ")
     apart = len({learner, *engines}) == 1 + len(engines)
     if transport == "auto":
-        if together and (not on_gpus or len(engines) == 1):
-            return "shared"
-        return "broadcast" if on_gpus and apart else "files"
+        return "shared" if together and not on_gpus else "files"
     if transport == "broadcast" and on_gpus and not apart:
         raise _on_one_gpu()
     if transport == "shared" and not together:

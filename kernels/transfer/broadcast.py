@@ -8,10 +8,11 @@
 
 Each version has a process group of its own, apart from the learner's and vLLM's, and a store at a port of the
 learner's host where its members meet: an engine that was replaced needs no repair of a group, and one that is
-gone costs `JOIN_S`. Everybody who waits for a member does so for a bounded time, and then raises.
-NCCL refuses two members on one GPU, so this says so before NCCL is asked. It hangs where members differ in
-settings that choose a protocol, and vLLM's batch invariance changes those of its process: engines take the
-learner's while the group is made.
+gone costs `JOIN_S`. Everybody who waits for a member does so for a bounded time, and then raises. Nobody
+leaves the group before everybody has the version: NCCL may read a member's memory, and its orderly end waits
+for all. NCCL refuses two members on one GPU, so this says so before NCCL is asked. It hangs where members
+differ in settings that choose a protocol, and vLLM's batch invariance changes those of its process: engines
+take the learner's while the group is made.
 """
 
 from __future__ import annotations
@@ -37,6 +38,7 @@ from .staging import device_of_its_own
 dist: Any = torch.distributed  # exports these classes to no type checker
 
 BUCKET = 64 << 20
+EVERYBODY = "everybody has it"
 JOIN_S = timedelta(seconds=30)
 BUCKET_S = timedelta(seconds=60)
 # torch's watchdog would end the process over a lost member; here its caller is told instead.
@@ -81,7 +83,10 @@ class Broadcast:
         with _group(store, rank, self.receivers + 1, device) as group:
             for start, end in _buckets(self.layout.size):
                 _wait(_broadcast(group, buffer[start:end]))
-        store.set(f"has/{rank}", "")
+            store.set(f"has/{rank}", "")
+            # Every byte is here: what becomes of the others is their own affair.
+            with contextlib.suppress(dist.DistError):
+                store.wait([EVERYBODY], JOIN_S)
         return self.layout.views(buffer)
 
 
@@ -127,6 +132,7 @@ def _send(source: Broadcast, store: Any, tensors: Mapping[str, Tensor]) -> None:
             _send_buckets(source.layout, tensors, group, device)
             # The store is served from here.
             store.wait([f"has/{rank}" for rank in range(1, source.receivers + 1)], JOIN_S)
+            store.set(EVERYBODY, "")
 
 
 def _send_buckets(layout: Layout, tensors: Mapping[str, Tensor], group: Any, device: torch.device) -> None:
@@ -165,18 +171,18 @@ def _group(store: Any, rank: int, ranks: int, device: torch.device) -> Iterator[
         raise NotHere(f"two of {ranks} members are on one GPU, which NCCL refuses: use transport 'shared'")
     options = dist.ProcessGroupNCCL.Options()
     options._timeout = 2 * BUCKET_S
-    group = None
-    try:
-        with environment({**learners_settings(store, rank), **NO_WATCHDOG}):
-            group = dist.ProcessGroupNCCL(inside, rank, ranks, options)
+    with environment({**learners_settings(store, rank), **NO_WATCHDOG}):
+        group = dist.ProcessGroupNCCL(inside, rank, ranks, options)
+        try:
             # The first collective is what reads them.
             _wait(_broadcast(group, torch.zeros(1, dtype=torch.uint8, device=device)))
-        yield group
-    except BaseException:
-        if group is not None:
+        except BaseException:
             group.abort()
-        raise
-    group.shutdown()
+            raise
+    try:
+        yield group
+    finally:
+        group.abort()  # which waits for nobody
 
 
 def learners_settings(store: Any, rank: int) -> dict[str, str | None]:

@@ -69,10 +69,11 @@ def _row(what: CheckResult | Outcome) -> tuple[str, str, str, str]:
 
 @app.command(epilog="Example: rz-agent sandbox ps")
 def ps(provider: ProviderOption = None, sandbox: FileOption = None) -> None:
-    """List the sandboxes of every provider that answers: whose they are, and whether the owner still runs."""
+    """List the sandboxes of one provider, or of all that answer: whose they are, whether the owner runs."""
     from .recipes import sandbox_tools as tools
 
-    configs = tools.asked(tools.config_of(sandbox, provider), named=provider is not None)
+    named = provider is not None or sandbox is not None
+    configs = tools.asked(tools.config_of(sandbox, provider), named=named)
     infos = asyncio.run(tools.listed(configs, _note))
     if not infos:
         typer.echo("no sandboxes")
@@ -131,15 +132,16 @@ def reap(
     """Remove the sandboxes that dead owners left behind, and say which."""
     from .recipes import sandbox_tools as tools
 
-    configs = tools.asked(tools.config_of(sandbox, provider), named=provider is not None)
+    named = provider is not None or sandbox is not None
+    configs = tools.asked(tools.config_of(sandbox, provider), named=named)
     removed = asyncio.run(tools.reaped(configs, run_id=run_id, dead_owners=not living, say=_note))
     if removed:
         head = [("PROVIDER", "ID", "RUN", "WHAT")]
         table([*head, *((name, one.id or "-", one.run_id or "-", one.what) for name, one in removed)])
     else:
         typer.echo("nothing was left behind")
-    for name, number in tools.unasked(configs).items() if provider is None else ():
-        _note(f"{number} of {name} are still written down; ask it: rz-agent sandbox reap --provider {name}")
+    for name, number in {} if named else tools.unasked(configs).items():
+        _note(f"{name}: {number} still written down; ask it: rz-agent sandbox reap --provider {name}")
 
 
 @app.command(epilog="Example: rz-agent sandbox bench --provider local --rounds 40")

@@ -122,7 +122,7 @@ async def reaped(
                 removed += [(keeper.provider.name, one) for one in found]
                 for place, number in keeper.out_of_sight().items():
                     say(
-                        f"{number} of {keeper.provider.name} at {place} are still written down; "
+                        f"{keeper.provider.name} at {place}: {number} still written down; "
                         "ask there: rz-agent sandbox reap --sandbox FILE, which names it"
                     )
         except (RzError, ImportError, OSError) as error:
@@ -197,5 +197,5 @@ def _pass_by(config: SandboxConfig, error: Exception, asked: Sequence[SandboxCon
     """Say why one of several could not be asked; of the only one that was named it is the answer."""
     if isinstance(error, RzError) and len(asked) == 1:
         raise error
-    first = error.why if isinstance(error, ConfigError) and error.why else str(error).partition("\n")[0]
+    first = str(error).partition("\n")[0]
     say(f"{config.provider} was not asked: {first}")

@@ -164,6 +164,9 @@ def _explain(error: ValidationError, source: str) -> ConfigError:
     clash = first.get("ctx", {}).get("error")
     if isinstance(clash, _Clash):
         return ConfigError(source=source, key=clash.key, value=clash.value, remedy=clash.remedy)
+    if hidden and first["type"] == "model_type":
+        remedy = f'Write {path[-1]} = {{ env = "NAME" }} or {{ file = "PATH" }}; the secret itself stays out.'
+        return ConfigError(source=source, key=key, value=value, why="is not a secret's place.", remedy=remedy)
     if kind := _KINDS.get(first["type"]):
         where = f": [{key}]" if kind == "a table" else ""
         return ConfigError(

@@ -15,10 +15,13 @@ from .spec import NetworkMode
 PRELOAD = ("math", "random", "itertools", "collections", "functools", "fractions", "decimal")
 
 
-class Table(BaseModel):
-    """A table: unknown keys are refused, nothing changes once it is read."""
+Names = Annotated[tuple[str, ...], Field(strict=False)]  # TOML has lists
 
-    model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
+
+class Table(BaseModel):
+    """A table: unknown keys and values of another type are refused, nothing changes once it is read."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True, strict=True, allow_inf_nan=False)
 
 
 class LimitsTable(Table):
@@ -59,8 +62,8 @@ class LocalTable(Table):
 
     isolation: Literal["namespaces", "none"] = "namespaces"
     python: str = "/usr/bin/python3"
-    read_only: tuple[str, ...] = ("/usr",)
-    preload: tuple[str, ...] = PRELOAD
+    read_only: Names = ("/usr",)
+    preload: Names = PRELOAD
 
 
 def _absolute(path: str) -> str:
@@ -90,7 +93,7 @@ class DockerTable(Table):
     runtime: str | None = None
     python: str = "python3"
     volumes: dict[Folder, Folder] = {}
-    preload: tuple[str, ...] = PRELOAD
+    preload: Names = PRELOAD
 
 
 class E2bTable(Table):
@@ -112,7 +115,7 @@ class E2bTable(Table):
     domain: str | None = None
     api_url: str | None = None
     sandbox_url: str | None = None
-    preload: tuple[str, ...] = PRELOAD
+    preload: Names = PRELOAD
     ttl_s: float = Field(default=60.0, ge=15)
     request_s: float = Field(default=30.0, gt=0)
 
@@ -131,7 +134,7 @@ class DesktopTable(Table):
     """
 
     over: Literal["local", "docker", "e2b"] = "local"
-    size: tuple[Side, Side] = (1280, 800)
+    size: Annotated[tuple[Side, Side], Field(strict=False)] = (1280, 800)
     settle_s: float = Field(default=0.5, ge=0)
     a11y: bool = False
     python: str = "python3"

@@ -137,9 +137,18 @@ def test_reap_says_of_what_it_left_because_another_place_would_have_to_be_asked(
     )
     done = sandbox("reap", "--provider", "local", "--run", "left")
     assert done.stdout == "nothing was left behind\n"
-    assert "note: 1 of local at tcp://there are still written down" in done.stderr
+    assert "note: local at tcp://there: 1 still written down" in done.stderr
     assert entry in Ledger().entries()
     Ledger().forget(entry)
+
+
+def test_a_file_names_the_provider_that_is_asked_and_its_error_is_the_answer(tmp_path: Path) -> None:
+    file = tmp_path / "sandbox.toml"
+    file.write_text('[sandbox]\nprovider = "docker"\n[sandbox.docker]\nhost = "unix:///nowhere.sock"\n')
+    done = sandbox("reap", "--sandbox", str(file))
+    assert done.returncode == 1
+    assert "unix:///nowhere.sock" in done.stderr
+    assert "nothing was left behind" not in done.stdout
 
 
 def test_reap_living_takes_a_sandbox_from_its_owner_only_when_told_so() -> None:

@@ -51,9 +51,13 @@ def test_a_started_program_is_talked_with(box: SyncSandbox) -> None:
 def test_an_interrupt_stops_the_program_and_leaves_the_sandbox_usable(box: SyncSandbox) -> None:
     main = threading.main_thread().ident or 0
     timer = threading.Timer(1.0, signal.pthread_kill, (main, signal.SIGINT))
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's background job ignores it
     timer.start()
-    with pytest.raises(KeyboardInterrupt):
-        box.python("while True: pass", session="endless", timeout_s=600)
+    try:
+        with pytest.raises(KeyboardInterrupt):
+            box.python("while True: pass", session="endless", timeout_s=600)
+    finally:
+        signal.signal(signal.SIGINT, before)
     assert box.exec(["echo", "on"]).stdout == b"on\n"
     assert box.python("1", session="endless").fresh
 
